@@ -1,0 +1,158 @@
+"""The closed tree of typed errors.
+
+::
+
+    HeadraceError
+    ├── InvalidRequest          the client can mend it; names the field
+    │   ├── ContextOverflow     prompt (and budget) over the model's context
+    │   └── UnsupportedParameter
+    ├── ModelNotFound           nobody ever registered this model
+    ├── ModelUnavailable        registered, but no live worker
+    ├── Overloaded              admission limit reached; carries retry_after_s
+    ├── LogUnavailable          Redis cannot be reached or cannot accept (carries retry_after_s)
+    ├── LogCorrupt              an event or a script's answer cannot be understood
+    │   ├── UnknownEvent
+    │   └── StreamGap
+    ├── StreamExpired           past retention
+    ├── IdempotencyConflict     same key, another body
+    ├── Fenced                  this writer lost its lease or its epoch
+    ├── EngineError             a request failed inside the engine
+    ├── DeadlineExceeded
+    ├── Quarantined             the request killed its worker too often
+    └── ConfigError             a setting is missing or wrong; names the setting
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Base of every error this system raises on purpose.
+
+    ``code`` is the stable machine-readable name, ``retryable`` says whether the same call may succeed later.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(HeadraceError):
+    """The request is wrong and can be mended by the client; ``param`` names the field."""
+
+    code = "invalid_request"
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A parameter that this server does not support was sent in strict mode."""
+
+    code = "unsupported_parameter"
+
+
+class ModelNotFound(HeadraceError):
+    """No worker ever registered a model of this name."""
+
+    code = "model_not_found"
+
+
+class _RetryLater(HeadraceError):
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class ModelUnavailable(_RetryLater):
+    """The model is known but no worker that serves it holds a lease."""
+
+    code = "model_unavailable"
+
+
+class Overloaded(_RetryLater):
+    """An admission limit is reached; nothing was enqueued."""
+
+    code = "overloaded"
+
+
+class LogUnavailable(_RetryLater):
+    """Redis cannot be reached, is loading, or refuses writes."""
+
+    code = "log_unavailable"
+
+
+class LogCorrupt(HeadraceError):
+    """Something read from the log cannot be understood."""
+
+    code = "log_corrupt"
+
+
+class UnknownEvent(LogCorrupt):
+    """An event of an unknown kind or version: refuse loudly, never skip."""
+
+    code = "unknown_event"
+
+
+class StreamGap(LogCorrupt):
+    """Events of one request are not contiguous."""
+
+    code = "stream_gap"
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        super().__init__(f"expected event {expected}, got {got}")
+        self.expected = expected
+        self.got = got
+
+
+class StreamExpired(HeadraceError):
+    """The request's events are past their retention or never existed."""
+
+    code = "stream_expired"
+
+
+class IdempotencyConflict(HeadraceError):
+    """The same Idempotency-Key came with another body."""
+
+    code = "idempotency_conflict"
+
+
+class Fenced(HeadraceError):
+    """This writer no longer owns what it tried to write to."""
+
+    code = "fenced"
+
+
+class EngineError(HeadraceError):
+    """A request failed inside the engine."""
+
+    code = "engine_error"
+    retryable = True
+
+
+class DeadlineExceeded(HeadraceError):
+    """The request's deadline passed before it finished."""
+
+    code = "deadline_exceeded"
+
+
+class Quarantined(HeadraceError):
+    """The request was taken over too often; it probably kills its worker."""
+
+    code = "quarantined"
+
+
+class ConfigError(HeadraceError):
+    """A setting is missing or wrong; the message names it and its bounds."""
+
+    code = "config_error"

@@ -1,0 +1,73 @@
+"""Plain data that passes between the scheduler, the runner and the output stage: one step's plan and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.events import TokenLogprobs
+from engine_worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """``num_tokens`` tokens of ``sequence`` are computed, the first at position ``start``.
+
+    ``samples``: the last of them is the last known token, so one new token is drawn.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the runner shall compute. Decodes come first; the block tables already hold every slot that is written."""
+
+    step: int
+    scheduled: tuple[ScheduledSequence, ...]
+    num_tokens: int
+    preempted: tuple[Sequence, ...] = ()
+    admitted: tuple[Sequence, ...] = ()  # first scheduled in this step (num_cached_tokens is set)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    sequence: Sequence
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt tokens at positions ``start`` .. ``start + len(logprobs) - 1`` (start >= 1)."""
+
+    sequence: Sequence
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the runner answers: one token for each scheduled sequence that samples, in the plan's order."""
+
+    sampled: tuple[SampledToken, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    failed: tuple[tuple[Sequence, str], ...] = ()  # confined to these sequences, with the reason
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one engine step did, for the output stage. Holds copies where the engine goes on changing things."""
+
+    step: int
+    t: float  # unix time at the end of the step
+    sampled: tuple[SampledToken, ...] = ()
+    finished: tuple[Sequence, ...] = ()  # by EOS, stop token or length in this step
+    admitted: tuple[Sequence, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+    prefill_chunks: tuple[tuple[Sequence, int, int], ...] = ()  # (sequence, start, num_tokens) of unfinished prompts
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    failed: tuple[tuple[Sequence, str], ...] = ()
+    timings_s: dict[str, float] = field(default_factory=dict)  # schedule, prepare, forward, sample
