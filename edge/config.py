@@ -1,0 +1,99 @@
+"""Settings of the edge, grouped by the part that uses them. Everything has a default; an edge needs only a Redis URL."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from common.config import Settings
+
+
+class HttpSettings(Settings):
+    """Where the edge listens."""
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
+    uds: str = Field("", description="Unix socket to listen on instead of host and port.")
+    root_path: str = Field("", description="Path prefix under which a proxy shows this server, such as /llm.")
+    edge_processes: int = Field(1, ge=1, le=64, description="Edge processes that share the listening socket.")
+    keep_alive_timeout_s: int = Field(75, ge=1, le=3600, description="Seconds an idle connection is kept open.")
+    listen_backlog: int = Field(2048, ge=1, le=65535, description="Connections the kernel may hold before accept.")
+
+
+class ApiSettings(Settings):
+    """Who may call, and what the API offers."""
+
+    api_keys: tuple[str, ...] = Field((), description="Accepted bearer keys; none means that no key is needed.")
+    api_key_file: str = Field("", description="File with one accepted key a line; read once at start.")
+    metrics_need_key: bool = Field(False, description="Guard /metrics by the keys too.")
+    cors_origins: tuple[str, ...] = Field((), description="Origins of browser applications; * allows all.")
+    docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+    api_mode: Literal["strict", "compat"] = Field(
+        "compat", description="compat ignores parameters that are not supported; strict refuses them with 400."
+    )
+    served_model_default: str = Field(
+        "", description="Model of requests that name none; empty: the only model there is, else 400."
+    )
+
+
+class LimitSettings(Settings):
+    """Bounds on what clients may ask for. Each answers 413, 429 or 503 when it is reached."""
+
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body.")
+    max_connections: int = Field(8192, ge=1, description="Open requests of one edge process; more are refused.")
+    max_streams: int = Field(4096, ge=1, description="Generations in progress at one edge process.")
+    max_streams_per_tenant: int = Field(
+        0, ge=0, description="Generations in progress for one API key at one edge process; 0 = no bound of its own."
+    )
+    max_queued_requests: int = Field(1024, ge=1, description="Admitted and unfinished requests of one model.")
+    max_queued_tokens: int = Field(
+        4_000_000, ge=1, description="Prompt and budgeted output tokens of a model's admitted, unfinished requests."
+    )
+    max_choices: int = Field(128, ge=1, description="Prompts times n of one request.")
+    max_prompts: int = Field(1024, ge=1, description="Prompts of one request.")
+    max_logprobs: int = Field(20, ge=0, description="Alternatives a client may ask for at each position.")
+    max_concurrent_renders: int = Field(
+        2, ge=1, le=64, description="Prompts rendered and tokenised at once (threads beside the event loop)."
+    )
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="Deadline of a request that does not bring an earlier one, in seconds from arrival."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="Longest a client may take to send its body.")
+
+
+class StreamSettings(Settings):
+    """How streams are written and how patient the edge is with their readers."""
+
+    ping_interval_s: float = Field(15.0, ge=0, description="Seconds between keep-alive comments; 0 = none.")
+    first_frame_hold_s: float = Field(
+        1.5,
+        ge=0,
+        description="Longest the 200 of a stream waits for the first output, so that early failures are HTTP errors.",
+    )
+    reader_buffer_events: int = Field(
+        256, ge=1, description="Events kept for a slow reader; beyond it the edge reads them again from the log."
+    )
+    send_timeout_s: float = Field(
+        300.0, gt=0, description="A reader that takes nothing for so long counts as disconnected."
+    )
+    quiet_check_s: float = Field(0.7, gt=0, description="A request without news for so long is looked up in the log.")
+    resume_grace_s: float = Field(
+        30.0, ge=0, description="How long a resumable request goes on without a reader before it is cancelled."
+    )
+    drain_notice_s: float = Field(
+        2.0, ge=0, description="After SIGTERM, seconds of failing readiness before connections are refused."
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, description="After SIGTERM, seconds that running streams may take to finish."
+    )
+
+
+class CatalogSettings(Settings):
+    """What the edge keeps of the models that workers registered."""
+
+    catalog_refresh_s: float = Field(1.0, gt=0, description="Seconds between looks at the registry of models.")
+    tokenizer_cache: int = Field(8, ge=1, description="Tokenizers kept in memory.")
+    unavailable_wait_s: float = Field(
+        0.0, ge=0, description="How long a request waits for a worker of a model that has none, before 503."
+    )
