@@ -107,6 +107,10 @@ class Ops(Protocol):
         """The two halves of an MLP as one layer for `norm_gate_up`."""
         ...
 
+    def pack_head(self, weight: Weight) -> PackedLinear:
+        """The output head, for `logits`: it loses more by coarse formats than a layer does, so it is int8 at least."""
+        ...
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm: fp32 [T, D] -> fp32 [T, D]; weight fp32 [D]."""
         ...
