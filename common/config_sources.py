@@ -1,0 +1,171 @@
+"""The three places a setting may come from. Each reader returns what it found and the mistakes of that place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from common.config_fields import ENV_PREFIX, Setting, suggestion
+
+CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A raw value and where it stands."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one source gives: values by field name, and one line a mistake."""
+
+    values: dict[str, Given]
+    mistakes: list[str]
+
+
+class _Usage(Exception):
+    """argparse gave up on the command line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Usage(message)
+
+
+def build_parser(
+    settings: Sequence[Setting], titles: Mapping[str, str], *, prog: str, description: str
+) -> argparse.ArgumentParser:
+    """Every setting as a flag, in one help group a section."""
+    bare = next((f"[{setting.name.upper()}] " for setting in settings if setting.names.positional), "")
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} {bare}[options]",
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Each flag may also be set by its variable or in a TOML file; see --config ({CONFIG_VARIABLE}).",
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
+    groups = {section: parser.add_argument_group(title) for section, title in titles.items()}
+    for setting in settings:
+        _add(groups[setting.section], setting)
+    return parser
+
+
+def read_flags(parser: argparse.ArgumentParser, settings: Sequence[Setting], argv: Sequence[str]) -> Found:
+    """Values stay text: types are checked together with those of the other sources."""
+    try:
+        parsed, extra = parser.parse_known_args(list(argv))
+    except _Usage as usage:
+        return Found({}, [f"command line: {usage}"])
+    known = [flag for setting in settings for flag in setting.flags]
+    mistakes = [
+        f"{word.split('=')[0]}: unknown option{suggestion(word.split('=')[0], known)}"
+        if word.startswith("-")
+        else f"command line: unexpected argument {word!r}"
+        for word in extra
+    ]
+    values: dict[str, Given] = {}
+    for setting in settings:
+        value = getattr(parsed, setting.name, None)
+        bare = getattr(parsed, f"{setting.name} argument", None)
+        if value is not None and bare is not None:
+            mistakes.append(f"{setting.name}: given twice, as argument {bare!r} and as {setting.flag} {value!r}")
+        if value is not None or bare is not None:
+            values[setting.name] = Given(bare if value is None else value, setting.flag)
+    if parsed.config is not None:
+        values["config"] = Given(parsed.config, "--config")
+    return Found(values, mistakes)
+
+
+def read_environment(settings: Sequence[Setting], environ: Mapping[str, str], elsewhere: Collection[str]) -> Found:
+    """``elsewhere``: fields of Headrace's other processes, whose variables may be set here too."""
+    values: dict[str, Given] = {}
+    mistakes: list[str] = []
+    for setting in settings:
+        variable = next((name for name in setting.variables if environ.get(name)), None)
+        if variable is None:
+            continue
+        try:
+            values[setting.name] = Given(_parse_text(setting, environ[variable]), variable)
+        except json.JSONDecodeError as error:
+            mistakes.append(f"{setting.name}: not JSON ({error}), got {setting.shown(environ[variable])} ({variable})")
+    own = {name for setting in settings for name in setting.variables}
+    known = own | {f"{ENV_PREFIX}{name.upper()}" for name in elsewhere} | {CONFIG_VARIABLE}
+    mistakes += [
+        f"{name}: unknown variable{suggestion(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(ENV_PREFIX) and name not in known
+    ]
+    return Found(values, mistakes)
+
+
+def read_toml(path: Path, settings: Sequence[Setting], elsewhere: Mapping[str, Collection[str]]) -> Found:
+    """``elsewhere``: sections and fields of Headrace's other processes, which may stand in the same file."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return Found({}, [f"{path}: cannot be read: {reason}"])
+    return _from_document(document, str(path), settings, elsewhere)
+
+
+def _from_document(
+    document: Mapping[str, Any], path: str, settings: Sequence[Setting], elsewhere: Mapping[str, Collection[str]]
+) -> Found:
+    own = {setting.name: setting for setting in settings}
+    sections = {setting.section for setting in settings} | set(elsewhere)
+    other_fields = {name for fields in elsewhere.values() for name in fields}
+    values: dict[str, Given] = {}
+    mistakes: list[str] = []
+
+    def take(key: str, value: Any, section: str | None) -> None:
+        where = f"{path}: {f'[{section}] ' if section else ''}{key}"
+        fits = key in own and section in (None, own[key].section)
+        if fits and key in values:
+            mistakes.append(f"{where}: given twice in the file")
+        elif fits:
+            values[key] = Given(value, where)
+        elif key not in (elsewhere.get(section, ()) if section else other_fields):
+            mistakes.append(f"{where}: unknown key{suggestion(key, [*own, *other_fields])}")
+
+    for key, value in document.items():
+        if key in sections and isinstance(value, dict) and key not in own:
+            for inner, inner_value in value.items():
+                take(inner, inner_value, key)
+        else:
+            take(key, value, None)
+    return Found(values, mistakes)
+
+
+def _parse_text(setting: Setting, text: str) -> Any:
+    if setting.kind == "json" or (setting.kind == "list" and text.lstrip().startswith("[")):
+        return json.loads(text)
+    if setting.kind == "list":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    suffix = f"[{setting.shown_default()}] [{setting.variable}]"
+    text = f"{setting.description} {suffix}".replace("%", "%%")
+    metavar = setting.type_name.removeprefix("list of ")
+    if setting.kind == "bool":
+        group.add_argument(*setting.flags, dest=setting.name, default=None, help=text, action="store_true")
+        negative = [f"--no-{flag.removeprefix('--')}" for flag in setting.flags]
+        group.add_argument(
+            *negative, dest=setting.name, default=None, help=f"turns {setting.flag} off", action="store_false"
+        )
+        return
+    if setting.names.positional:
+        group.add_argument(f"{setting.name} argument", metavar=setting.name.upper(), nargs="?", help=text)
+    action = "append" if setting.kind == "list" else "store"
+    group.add_argument(*setting.flags, dest=setting.name, default=None, help=text, action=action, metavar=metavar)
