@@ -1,12 +1,12 @@
-"""Settings of the edge, grouped by the part that uses them. Everything has a default; an edge needs only a Redis URL."""
+"""Settings of the edge, grouped by the part that uses them. An edge needs none of them, only a Redis URL."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
-from common.config import Settings
+from common.config import Flags, Settings
 
 
 class HttpSettings(Settings):
@@ -24,10 +24,14 @@ class HttpSettings(Settings):
 class ApiSettings(Settings):
     """Who may call, and what the API offers."""
 
-    api_keys: tuple[str, ...] = Field((), description="Accepted bearer keys; none means that no key is needed.")
+    api_keys: Annotated[tuple[SecretStr, ...], Flags(flags=("--api-key",), variables=("HEADRACE_API_KEY",))] = Field(
+        (), description="Accepted bearer keys; none means that no key is needed."
+    )
     api_key_file: str = Field("", description="File with one accepted key a line; read once at start.")
     metrics_need_key: bool = Field(False, description="Guard /metrics by the keys too.")
-    cors_origins: tuple[str, ...] = Field((), description="Origins of browser applications; * allows all.")
+    cors_origins: Annotated[tuple[str, ...], Flags(flags=("--allowed-origins",))] = Field(
+        (), description="Origins of browser applications; * allows all."
+    )
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
     api_mode: Literal["strict", "compat"] = Field(
         "compat", description="compat ignores parameters that are not supported; strict refuses them with 400."

@@ -1,0 +1,41 @@
+"""The life of one edge process: starting, ready, draining; and the moment at which draining must be over."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What the readiness probe shows."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Lifecycle:
+    """Owned by the event loop. Draining begins once and never ends."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+        self._must_end = asyncio.Event()
+
+    @property
+    def is_draining(self) -> bool:
+        return self.phase is Phase.DRAINING
+
+    def ready(self) -> None:
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.READY
+
+    def drain(self, within_s: float) -> None:
+        """Nothing new from now on; streams that still run after ``within_s`` are ended by `must_end`."""
+        if self.is_draining:
+            return
+        self.phase = Phase.DRAINING
+        asyncio.get_running_loop().call_later(within_s, self._must_end.set)
+
+    async def must_end(self) -> None:
+        """Returns when running streams have to be ended."""
+        await self._must_end.wait()
