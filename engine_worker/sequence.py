@@ -34,6 +34,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival_s",
         "block_hashes",
         "block_table_row",
@@ -45,6 +46,7 @@ class Sequence:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scored_tokens",
         "num_tokens",
         "priority",
         "prompt_index",
@@ -72,6 +74,8 @@ class Sequence:
         arrival_s: float = 0.0,
         tenant: str = "",
         cache_salt: str = "",
+        adapter: str = "",
+        scores_prompt: bool | None = None,
     ) -> None:
         num_prompt = len(prompt_token_ids)
         num_known = num_prompt + len(output_token_ids)
@@ -93,6 +97,12 @@ class Sequence:
         self.arrival_s = arrival_s
         self.tenant = tenant
         self.cache_salt = cache_salt
+        self.adapter = adapter
+        # Prompt tokens whose log probability is known: 1 .. num_prompt_tokens (the first has none). By default a
+        # sequence scores its prompt when the request asks for it; pass False for the siblings of a choice that does,
+        # and on a resume when the log already holds the scores.
+        wants_scores = sampling.prompt_logprobs is not None if scores_prompt is None else scores_prompt
+        self.num_scored_tokens = min(1, num_prompt) if wants_scores else num_prompt
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
@@ -109,6 +119,11 @@ class Sequence:
     def capacity(self) -> int:
         """Tokens this sequence may hold at most (prompt + max_tokens, cut at the model's context)."""
         return len(self.tokens)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of prompt tokens are still to be computed."""
+        return self.num_scored_tokens < self.num_prompt_tokens
 
     def output_token_ids(self) -> tuple[int, ...]:
         return tuple(self.tokens[self.num_prompt_tokens : self.num_tokens].tolist())

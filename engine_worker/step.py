@@ -55,6 +55,7 @@ class StepOutput:
     sampled: tuple[SampledToken, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failed: tuple[tuple[Sequence, str], ...] = ()  # confined to these sequences, with the reason
+    timings_s: dict[str, float] = field(default_factory=dict)  # prepare, forward, sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,70 @@
+"""Settings of a worker, a group for each part."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.config import Settings
+
+
+class SchedulerSettings(Settings):
+    """How the token budget of a step is shared."""
+
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at the same time.")
+    max_num_batched_tokens: int = Field(
+        2048, ge=16, le=1_048_576, description="Tokens computed in one step, decodes and prompt chunks together."
+    )
+    max_prefill_tokens_beside_decodes: int = Field(
+        256,
+        ge=1,
+        le=1_048_576,
+        description="Prompt tokens in a step that also decodes: bounds the pause that a prompt puts between two "
+        "tokens of the others. Raise it on fast devices.",
+    )
+    long_prefill_token_threshold: int = Field(
+        512,
+        ge=1,
+        le=1_048_576,
+        description="A prompt with more tokens than this left to compute is long; long prompts together get half of "
+        "the prompt budget while short ones want it.",
+    )
+    tenant_weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="Share of each tenant under contention, as a=2,b=0.5; tenants not named weigh 1.",
+    )
+
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _parse_weights(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return dict(item.split("=", 1) for item in value.split(",") if item.strip())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in each step"
+            )
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0:
+                raise ValueError(f"tenant_weights: the weight of {tenant!r} must be above 0, it is {weight}")
+        return self
+
+
+class KvCacheSettings(Settings):
+    """Size of the paged KV cache."""
+
+    block_size: int = Field(32, ge=8, le=256, multiple_of=8, description="Tokens in one cache block.")
+    kv_cache_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory of the KV cache in bytes; 0 = kv_cache_memory_fraction of what is free after the weights.",
+    )
+    kv_cache_memory_fraction: float = Field(
+        0.5, gt=0, le=0.95, description="Share of the memory left after loading the weights that the KV cache takes."
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse the blocks of a common prompt prefix.")
