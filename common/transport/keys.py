@@ -1,0 +1,130 @@
+"""Every key and channel name, in one place.
+
+A request id is ``<p>-<uuid>``: p, a decimal number, is the request's partition. All keys of a request carry the hash
+tag ``{p}``, so one script may touch many requests of a partition and stays legal in a cluster. What belongs to no
+partition (models, blobs, workers, the layout) carries the tag ``{meta}``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from common.errors import InvalidRequest
+
+GROUP: Final = "engine"
+_IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("5d8f1c1e-6f1b-5f60-9a52-6e0b6f5f2c11")
+
+
+class QueueClass(IntEnum):
+    """The streams of one model in the order in which they are read; a request's hash names its class by number.
+
+    RESUME holds what a stopping worker handed over: somebody is already reading the answer.
+    """
+
+    RESUME = 1
+    HIGH = 2
+    NORMAL = 3
+    LOW = 4
+
+    @classmethod
+    def of_priority(cls, priority: int) -> QueueClass:
+        """The class of `EngineRequest.priority` (lower runs earlier): negative, zero, positive."""
+        if priority < 0:
+            return cls.HIGH
+        return cls.NORMAL if priority == 0 else cls.LOW
+
+
+def new_request_id(partitions: int) -> str:
+    """A fresh request id in a random partition; ids of one partition sort by time (UUID version 7)."""
+    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return f"{secrets.randbelow(partitions)}-{uuid.UUID(int=value)}"
+
+
+def idempotent_request_id(tenant: str, key: str, partitions: int) -> str:
+    """The one request id of an Idempotency-Key: the same on every edge, different for every tenant."""
+    value = uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{len(tenant)}:{tenant}:{key}")
+    return f"{value.int % partitions}-{value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names for one deployment: ``prefix`` (with its separator, such as ``headrace:``) and the partition count."""
+
+    prefix: str
+    partitions: int
+
+    def partition(self, request_id: str) -> int:
+        """The partition of a request id. Raises `InvalidRequest` when it is not an id of this deployment."""
+        head, _, tail = request_id.partition("-")
+        if not (head.isascii() and head.isdecimal() and len(head) <= 6) or int(head) >= self.partitions:
+            raise InvalidRequest(f"not a request id of this deployment: {request_id[:80]!r}", param="request_id")
+        try:
+            uuid.UUID(tail)
+        except ValueError as error:
+            raise InvalidRequest(f"not a request id: {request_id[:80]!r}", param="request_id") from error
+        return int(head)
+
+    def _of(self, partition: int, rest: str) -> str:
+        return f"{self.prefix}{{{partition}}}:{rest}"
+
+    def request(self, request_id: str) -> str:
+        """Hash: state of one request."""
+        return self._of(self.partition(request_id), f"req:{request_id}")
+
+    def output(self, request_id: str) -> str:
+        """Stream: the events of one request, ids ``<n>-0``."""
+        return self._of(self.partition(request_id), f"out:{request_id}")
+
+    def queue(self, partition: int, model: str, queue_class: QueueClass) -> str:
+        """Stream: admitted requests of one model and class."""
+        return self._of(partition, f"q:{model}:{queue_class.name.lower()}")
+
+    def queues(self, partition: int, model: str) -> list[str]:
+        """All queues of one model in one partition, in the order of `QueueClass`."""
+        return [self.queue(partition, model, queue_class) for queue_class in QueueClass]
+
+    def load(self, partition: int, model: str) -> str:
+        """Hash: admitted tokens by class, drain rate."""
+        return self._of(partition, f"load:{model}")
+
+    def dead_letters(self, partition: int, model: str) -> str:
+        """Stream: requests given up, with the reason."""
+        return self._of(partition, f"dlq:{model}")
+
+    def lease(self, partition: int, worker: str) -> str:
+        """String with a time to live: the worker's lease; its value is the incarnation token."""
+        return self._of(partition, f"wk:{worker}")
+
+    def inbox(self, partition: int, worker: str) -> str:
+        """Stream: cancellations and drains for one worker."""
+        return self._of(partition, f"in:{worker}")
+
+    def bus(self, partition: int, edge_id: str) -> str:
+        """Pub/sub channel of one edge."""
+        return self._of(partition, f"bus:{edge_id}")
+
+    @property
+    def layout(self) -> str:
+        """String: the partition count this deployment was started with."""
+        return f"{self.prefix}{{meta}}:partitions"
+
+    @property
+    def models(self) -> str:
+        """Hash: model name to card."""
+        return f"{self.prefix}{{meta}}:models"
+
+    @property
+    def workers(self) -> str:
+        """Hash: worker to its record."""
+        return f"{self.prefix}{{meta}}:workers"
+
+    def blob(self, sha256: str) -> str:
+        """String: content by its SHA-256."""
+        return f"{self.prefix}{{meta}}:blob:{sha256}"
