@@ -82,6 +82,9 @@ class StreamSettings(Settings):
         300.0, gt=0, description="A reader that takes nothing for so long counts as disconnected."
     )
     quiet_check_s: float = Field(0.7, gt=0, description="A request without news for so long is looked up in the log.")
+    log_outage_s: float = Field(
+        120.0, gt=0, description="How long open streams wait for a log that cannot be reached before they fail."
+    )
     resume_grace_s: float = Field(
         30.0, ge=0, description="How long a resumable request goes on without a reader before it is cancelled."
     )

@@ -1,0 +1,141 @@
+"""The position of one reader in one request's log: what to keep, what to drop, when the log has to be read.
+
+No I/O and no clock: frames are offered, reads of the log are begun and ended, and kept events are taken, in order::
+
+        1 2 3 4 5 | 6 7 8 | 9
+        taken       kept    next: the number that the next frame must have to be kept
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from common.errors import LogCorrupt, StreamGap
+from common.events import TERMINAL, Ended, Failed, Milestone, Recorded, Started, decode_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MAY_OPEN_AN_EPOCH: Final = (Started, Milestone, Ended, Failed)
+
+
+class Follower:
+    """One reader of one request, used from the event loop only.
+
+    ``has_gap`` says that frames are not to be trusted until the log has been read: the buffer was full, a number was
+    missing, the subscription is new, or nothing was heard for a while.
+    """
+
+    __slots__ = (
+        "_aside",
+        "_capacity",
+        "_changed",
+        "_epoch",
+        "_kept",
+        "_next",
+        "dropped",
+        "has_gap",
+        "is_ended",
+        "quiet_checks",
+        "quiet_ticks",
+        "reads",
+        "request_id",
+    )
+
+    def __init__(self, request_id: str, *, after: int, capacity: int, has_gap: bool) -> None:
+        self.request_id = request_id
+        self.has_gap = has_gap
+        self.is_ended = False  # the terminal event has been taken
+        self.dropped = 0  # frames not kept because the reader was too slow
+        self.reads = 0  # of the log
+        self.quiet_ticks = 0  # of the relay's clock since the last news
+        self.quiet_checks = 0  # reads of the log since then: they become rarer
+        self._capacity = capacity
+        self._next = after + 1
+        self._kept: list[tuple[int, bytes] | Recorded] = []
+        self._aside: list[tuple[int, bytes]] | None = None  # frames that come while the log is being read
+        self._epoch = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """Number of the last event kept."""
+        return self._next - 1
+
+    def offer(self, n: int, payload: bytes) -> None:
+        """A frame has come."""
+        self.quiet_ticks = self.quiet_checks = 0
+        if self._aside is not None:
+            if len(self._aside) < self._capacity:
+                self._aside.append((n, payload))
+            return
+        if n < self._next or self.has_gap:
+            return
+        if n > self._next:
+            self.mark_gap()
+        elif len(self._kept) >= self._capacity:
+            self.dropped += 1
+            self.mark_gap()
+        else:
+            self._kept.append((n, payload))
+            self._next += 1
+            self._changed.set()
+
+    def mark_gap(self) -> None:
+        """The log has to be read before more is shown."""
+        if not self.is_ended:
+            self.has_gap = True
+            self._changed.set()
+
+    def begin_read(self) -> int:
+        """The log is going to be read after the returned number; frames are put aside meanwhile."""
+        self._aside = []
+        self.reads += 1
+        return self.position
+
+    def end_read(self, events: Iterable[Recorded], *, complete: bool) -> None:
+        """What the log holds from the position on; not ``complete`` means that there is more to read.
+
+        Raises `StreamGap` when ``events`` do not follow the position.
+        """
+        aside, self._aside = self._aside or [], None
+        for recorded in events:
+            if recorded.n != self._next:
+                raise StreamGap(expected=self._next, got=recorded.n)
+            self._kept.append(recorded)
+            self._next += 1
+            self.quiet_checks = 0
+        self.has_gap = not complete
+        for n, payload in aside:
+            self.offer(n, payload)
+        self._changed.set()
+
+    def abandon_read(self) -> None:
+        """The read is over; when it has failed the gap remains. No-op after `end_read`."""
+        self._aside = None
+
+    def take(self) -> list[Recorded]:
+        """Everything kept, in order. Raises `UnknownEvent`, and `LogCorrupt` when the log was rewritten behind us."""
+        kept, self._kept = self._kept, []
+        self._changed.clear()
+        taken = [item if isinstance(item, Recorded) else Recorded(item[0], decode_output(item[1])) for item in kept]
+        for recorded in taken:
+            self._check(recorded)
+        return taken
+
+    async def changed(self) -> None:
+        """Waits until something is kept or there is a gap."""
+        if not (self._kept or self.has_gap):
+            await self._changed.wait()
+
+    def _check(self, recorded: Recorded) -> None:
+        """A worker opens its epoch with `Started`. An epoch that opens otherwise had its start at a number that this
+        reader has already seen with another content: a failover lost the log's tail, and it was written anew."""
+        event = recorded.event
+        if event.epoch > self._epoch:
+            if recorded.n > 1 and self._epoch and not isinstance(event, _MAY_OPEN_AN_EPOCH):
+                raise LogCorrupt(f"event {recorded.n} continues another history")
+            self._epoch = event.epoch
+        if isinstance(event, TERMINAL):
+            self.is_ended = True

@@ -1,0 +1,187 @@
+"""Follows requests: merges the frames that workers push with reads of the log, so that each reader sees each event
+once, in order, without a gap.
+
+The log is the truth and a frame is a hint, so a lost frame costs delay and never an event, and a slow reader costs a
+bounded buffer: the stream in Redis is the buffer. What a reader keeps and drops is decided in `edge.follower`; here is
+what happens around it, all on one event loop:
+
+* a task takes the frames off the edge's one subscription and offers them;
+* a clock marks readers that heard nothing for a while as having a gap;
+* a task tells the log which requests still have readers;
+* reads of the log run in tasks of their own, because a reader that is cancelled in the middle of one must not take a
+  Redis connection with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from common.errors import LogCorrupt, LogUnavailable
+from common.telemetry.logging import get_logger
+from common.transport import Resubscribed
+from edge.follower import Follower
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from common.events import Recorded
+    from common.transport import Attached, FrameBus, Reading
+    from edge.config import StreamSettings
+
+MAX_PARALLEL_READS: Final = 16
+TICKS_A_QUIET_SPELL: Final = 3
+MAX_BACKOFF_DOUBLINGS: Final = 3
+_log = get_logger(__name__)
+T = TypeVar("T")
+
+
+class Relay:
+    """All readers of one edge process. Start `run` as a task; then `follow`, `batch` ..., `leave`."""
+
+    def __init__(self, reading: Reading, settings: StreamSettings, *, edge_id: str, refresh_s: float) -> None:
+        self._reading = reading
+        self._settings = settings
+        self._edge_id = edge_id
+        self._refresh_s = refresh_s
+        self._followers: dict[str, tuple[Follower, ...]] = {}
+        self._read_slots = asyncio.Semaphore(MAX_PARALLEL_READS)
+        self._reads: dict[Follower, asyncio.Task[Attached]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.gaps = 0  # gaps seen, for the metric
+        self.log_reads = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._followers.values()))
+
+    def follow(self, request_id: str, *, after: int = 0, from_log: bool) -> Follower:
+        """A new reader of events after + 1, ... With ``from_log`` its first act is to read the log; without, the
+        caller is about to submit the request (which registers this edge for its frames)."""
+        follower = Follower(request_id, after=after, capacity=self._settings.reader_buffer_events, has_gap=from_log)
+        self._followers[request_id] = (*self._followers.get(request_id, ()), follower)
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """The reader is gone; without another one here, frames of its request are not wanted any more."""
+        rest = tuple(other for other in self._followers.get(follower.request_id, ()) if other is not follower)
+        if rest:
+            self._followers[follower.request_id] = rest
+        elif self._followers.pop(follower.request_id, None) and not follower.is_ended:
+            self._start(self._detach(follower.request_id))
+
+    async def attach(self, follower: Follower) -> Attached:
+        """Read the log for ``follower`` and say what the request is. Raises `StreamExpired`, `LogUnavailable`.
+
+        A read that is under way (its caller was cancelled) is joined: two at once would keep events twice.
+        """
+        read = self._reads.get(follower)
+        if read is None:
+            read = self._reads[follower] = self._start(self._catch_up(follower))
+            read.add_done_callback(lambda _: self._reads.pop(follower, None))
+        return await asyncio.shield(read)
+
+    async def batch(self, follower: Follower) -> list[Recorded]:
+        """The next events, at least one. May be cancelled at any time without losing any.
+
+        Raises `StreamExpired` when the request is gone from the log, `LogCorrupt` when its history cannot be
+        continued, `LogUnavailable` when Redis stays away for longer than ``log_outage_s``.
+        """
+        while True:
+            await follower.changed()
+            taken = follower.take()
+            if taken:
+                return taken
+            if follower.has_gap:
+                await self._read_with_patience(follower)
+
+    async def run(self, bus: FrameBus) -> None:
+        """Serves all readers until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pump(bus))
+            group.create_task(self._watch_for_quiet())
+            group.create_task(self._keep_alive())
+
+    async def _pump(self, bus: FrameBus) -> None:
+        async with bus:
+            async for signal in bus:
+                if isinstance(signal, Resubscribed):
+                    self._mark_all()
+                    continue
+                for frame in signal:
+                    for follower in self._followers.get(frame.request_id, ()):
+                        follower.offer(frame.n, frame.payload)
+
+    def _mark_all(self) -> None:
+        for group in self._followers.values():
+            for follower in group:
+                follower.mark_gap()
+
+    async def _watch_for_quiet(self) -> None:
+        """A reader that heard nothing looks into the log; the longer the silence, the more rarely."""
+        while True:
+            await asyncio.sleep(self._settings.quiet_check_s / TICKS_A_QUIET_SPELL)
+            for group in self._followers.values():
+                for follower in group:
+                    follower.quiet_ticks += 1
+                    patience = TICKS_A_QUIET_SPELL << min(follower.quiet_checks, MAX_BACKOFF_DOUBLINGS)
+                    if follower.quiet_ticks >= patience:
+                        follower.quiet_ticks = 0
+                        follower.quiet_checks += 1
+                        follower.mark_gap()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            try:
+                await self._reading.keep_alive(list(self._followers))
+            except LogUnavailable:
+                _log.warning("cannot say which requests have readers", readers=len(self))
+
+    async def _read_with_patience(self, follower: Follower) -> None:
+        """One successful read of the log. While Redis is away the reader waits: keep-alives hold its connection."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._settings.log_outage_s
+        pause_s = 0.1
+        while True:
+            try:
+                await self.attach(follower)
+            except LogUnavailable:
+                if loop.time() > give_up_at:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 2.0)
+            else:
+                return
+
+    async def _catch_up(self, follower: Follower) -> Attached:
+        async with self._read_slots:
+            self.log_reads += 1
+            after = follower.begin_read()
+            try:
+                attached = await self._reading.attach(
+                    follower.request_id,
+                    after=after,
+                    edge_id=self._edge_id,
+                    limit=self._settings.reader_buffer_events,
+                )
+                seen = attached.events[-1].n if attached.events else after
+                follower.end_read(attached.events, complete=seen >= attached.last_n)
+            finally:
+                follower.abandon_read()
+            self.gaps += bool(attached.events)
+            return attached
+
+    async def _detach(self, request_id: str) -> None:
+        try:
+            await self._reading.detach(request_id, self._edge_id)
+        except (LogUnavailable, LogCorrupt):
+            _log.debug("could not detach", request_id=request_id)  # frames go nowhere until the request ends
+        if request_id in self._followers:  # somebody came back while we were leaving
+            for follower in self._followers[request_id]:
+                follower.mark_gap()
+
+    def _start(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
