@@ -27,19 +27,14 @@ def merged(pages: Sequence[bytes]) -> bytes:
     """Expositions as one: the samples of a family that stands on several pages are put under one heading."""
     families: dict[str, tuple[list[str], list[str]]] = {}  # name -> (HELP and TYPE lines, samples)
     for page in pages:
-        current: tuple[list[str], list[str]] = ([], [])
-        headed: set[str] = set()
+        samples: list[str] = []
         for line in page.decode().splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
-                name = line.split(" ", 3)[2]
-                if name not in headed:
-                    headed.add(name)
-                    seen = name in families
-                    current = families.setdefault(name, ([], []))
-                    heading = [] if seen else current[0]
-                heading.append(line)
+                heading, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
+                if line.split(" ", 2)[1] not in (old.split(" ", 2)[1] for old in heading):
+                    heading.append(line)
             elif line:
-                current[1].append(line)
+                samples.append(line)
     lines = [line for heading, samples in families.values() for line in (*heading, *samples)]
     return ("\n".join(lines) + "\n").encode()
 

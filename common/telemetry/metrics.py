@@ -73,7 +73,8 @@ class Instruments:
     """Makes instruments in one registry and keeps the list of them for the documentation."""
 
     def __init__(self, registry: CollectorRegistry, common_labels: Sequence[str] = ()) -> None:
-        disable_created_metrics()  # a creation time for each series doubles the page and nobody reads it
+        # A creation time for each series doubles the page and nobody reads it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry
         self.catalogue: list[Instrument] = []
         self._common = tuple(common_labels)

@@ -1,4 +1,4 @@
-"""/metrics, /health and /ready of a process that has no HTTP API of its own, on a thread of the standard library's server."""
+"""/metrics, /health and /ready of a process without an HTTP API, on a thread with the standard library's server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _handler(registry: CollectorRegistry, not_ready: Readiness) -> type[BaseHTTP
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def _answer(self) -> tuple[int, str, bytes]:
             path = self.path.partition("?")[0]
