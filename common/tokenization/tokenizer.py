@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from common.errors import ConfigError
+from common.errors import ConfigError, InvalidRequest
 from common.tokenization.control_tokens import ControlTokens, RenderedPrompt, isolated
 from common.tokenization.detokenizer import Detokenizer
 from common.tokenization.pieces import PieceTable
@@ -61,10 +61,11 @@ class Tokenizer:
         """Token ids of ``text``.
 
         ``add_special_tokens``: with what the model wants around every text (BOS, ...). ``allow_special``: control
-        tokens that are spelled out in ``text`` become these tokens; otherwise they stay text.
+        tokens that are spelled out in ``text`` become these tokens; otherwise they stay text. Raises `InvalidRequest`
+        for a text that is not Unicode (half a surrogate pair).
         """
         tokenizer = self._tokenizer if allow_special else self._isolated[0]
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = _ids(tokenizer, text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self._forced_bos is not None and ids[:1] != [self._forced_bos]:
             ids.insert(0, self._forced_bos)
         return ids
@@ -75,8 +76,7 @@ class Tokenizer:
             return self.encode(prompt.text, add_special_tokens=False)
         tokenizer, names = self._isolated
         renamed = self.control_tokens.rename(prompt.marked, names).replace(prompt.separator, "")
-        ids: list[int] = tokenizer.encode(renamed, add_special_tokens=False).ids
-        return ids
+        return _ids(tokenizer, renamed, add_special_tokens=False)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; bytes that are no character, an incomplete end too, are shown as U+FFFD."""
@@ -105,6 +105,14 @@ class Tokenizer:
         """Built when a client first types a control token: it costs as much memory as the tokenizer itself."""
         renamed, names = isolated(self._json, self.control_tokens.tokens)
         return _build(renamed), names
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    except TypeError as error:  # what the library says of surrogates, which JSON can spell but UTF-8 cannot
+        raise InvalidRequest("the text holds half of a surrogate pair") from error
+    return ids
 
 
 def _build(parsed: Mapping[str, Any]) -> tokenizers.Tokenizer:
