@@ -101,6 +101,6 @@ class CatalogSettings(Settings):
 
     catalog_refresh_s: float = Field(1.0, gt=0, description="Seconds between looks at the registry of models.")
     tokenizer_cache: int = Field(8, ge=1, description="Tokenizers kept in memory.")
-    unavailable_wait_s: float = Field(
-        0.0, ge=0, description="How long a request waits for a worker of a model that has none, before 503."
+    accept_without_worker: bool = Field(
+        False, description="Queue requests of a known model that has no live worker, instead of answering 503."
     )

@@ -9,6 +9,7 @@ No I/O and no clock: frames are offered, reads of the log are begun and ended, a
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from common.errors import LogCorrupt, StreamGap
@@ -20,11 +21,20 @@ if TYPE_CHECKING:
 _MAY_OPEN_AN_EPOCH: Final = (Started, Milestone, Ended, Failed)
 
 
+class Gap(StrEnum):
+    """Why a reader has to look into the log. The values are labels of a metric."""
+
+    ATTACH = "attach"  # it joins a request that runs already
+    MISSING = "gap"  # a number was left out, or the last read did not reach the end
+    QUIET = "quiet"  # nothing was heard for a while
+    SLOW_READER = "slow_reader"  # its buffer was full
+    RESUBSCRIBED = "resubscribed"  # the edge's subscription is new
+
+
 class Follower:
     """One reader of one request, used from the event loop only.
 
-    ``has_gap`` says that frames are not to be trusted until the log has been read: the buffer was full, a number was
-    missing, the subscription is new, or nothing was heard for a while.
+    ``gap`` says why frames are not to be trusted until the log has been read; None: they are.
     """
 
     __slots__ = (
@@ -34,21 +44,17 @@ class Follower:
         "_epoch",
         "_kept",
         "_next",
-        "dropped",
-        "has_gap",
+        "gap",
         "is_ended",
         "quiet_checks",
         "quiet_ticks",
-        "reads",
         "request_id",
     )
 
-    def __init__(self, request_id: str, *, after: int, capacity: int, has_gap: bool) -> None:
+    def __init__(self, request_id: str, *, after: int, capacity: int, gap: Gap | None) -> None:
         self.request_id = request_id
-        self.has_gap = has_gap
+        self.gap = gap
         self.is_ended = False  # the terminal event has been taken
-        self.dropped = 0  # frames not kept because the reader was too slow
-        self.reads = 0  # of the log
         self.quiet_ticks = 0  # of the relay's clock since the last news
         self.quiet_checks = 0  # reads of the log since then: they become rarer
         self._capacity = capacity
@@ -70,28 +76,26 @@ class Follower:
             if len(self._aside) < self._capacity:
                 self._aside.append((n, payload))
             return
-        if n < self._next or self.has_gap:
+        if n < self._next or self.gap:
             return
         if n > self._next:
-            self.mark_gap()
+            self.mark_gap(Gap.MISSING)
         elif len(self._kept) >= self._capacity:
-            self.dropped += 1
-            self.mark_gap()
+            self.mark_gap(Gap.SLOW_READER)
         else:
             self._kept.append((n, payload))
             self._next += 1
             self._changed.set()
 
-    def mark_gap(self) -> None:
+    def mark_gap(self, why: Gap) -> None:
         """The log has to be read before more is shown."""
         if not self.is_ended:
-            self.has_gap = True
+            self.gap = self.gap or why
             self._changed.set()
 
     def begin_read(self) -> int:
         """The log is going to be read after the returned number; frames are put aside meanwhile."""
         self._aside = []
-        self.reads += 1
         return self.position
 
     def end_read(self, events: Iterable[Recorded], *, complete: bool) -> None:
@@ -106,7 +110,7 @@ class Follower:
             self._kept.append(recorded)
             self._next += 1
             self.quiet_checks = 0
-        self.has_gap = not complete
+        self.gap = None if complete else Gap.MISSING
         for n, payload in aside:
             self.offer(n, payload)
         self._changed.set()
@@ -126,7 +130,7 @@ class Follower:
 
     async def changed(self) -> None:
         """Waits until something is kept or there is a gap."""
-        if not (self._kept or self.has_gap):
+        if not (self._kept or self.gap):
             await self._changed.wait()
 
     def _check(self, recorded: Recorded) -> None:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from common.errors import LogCorrupt, LogUnavailable
 from common.telemetry.logging import get_logger
 from common.transport import Resubscribed
-from edge.follower import Follower
+from edge.follower import Follower, Gap
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from common.events import Recorded
+    from common.telemetry.metrics import EdgeMetrics
     from common.transport import Attached, FrameBus, Reading
     from edge.config import StreamSettings
 
@@ -39,8 +40,11 @@ T = TypeVar("T")
 class Relay:
     """All readers of one edge process. Start `run` as a task; then `follow`, `batch` ..., `leave`."""
 
-    def __init__(self, reading: Reading, settings: StreamSettings, *, edge_id: str, refresh_s: float) -> None:
+    def __init__(
+        self, reading: Reading, settings: StreamSettings, metrics: EdgeMetrics, *, edge_id: str, refresh_s: float
+    ) -> None:
         self._reading = reading
+        self._metrics = metrics
         self._settings = settings
         self._edge_id = edge_id
         self._refresh_s = refresh_s
@@ -48,8 +52,6 @@ class Relay:
         self._read_slots = asyncio.Semaphore(MAX_PARALLEL_READS)
         self._reads: dict[Follower, asyncio.Task[Attached]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.gaps = 0  # gaps seen, for the metric
-        self.log_reads = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._followers.values()))
@@ -57,7 +59,9 @@ class Relay:
     def follow(self, request_id: str, *, after: int = 0, from_log: bool) -> Follower:
         """A new reader of events after + 1, ... With ``from_log`` its first act is to read the log; without, the
         caller is about to submit the request (which registers this edge for its frames)."""
-        follower = Follower(request_id, after=after, capacity=self._settings.reader_buffer_events, has_gap=from_log)
+        follower = Follower(
+            request_id, after=after, capacity=self._settings.reader_buffer_events, gap=Gap.ATTACH if from_log else None
+        )
         self._followers[request_id] = (*self._followers.get(request_id, ()), follower)
         return follower
 
@@ -91,7 +95,7 @@ class Relay:
             taken = follower.take()
             if taken:
                 return taken
-            if follower.has_gap:
+            if follower.gap:
                 await self._read_with_patience(follower)
 
     async def run(self, bus: FrameBus) -> None:
@@ -105,16 +109,17 @@ class Relay:
         async with bus:
             async for signal in bus:
                 if isinstance(signal, Resubscribed):
-                    self._mark_all()
+                    self._mark_all(Gap.RESUBSCRIBED)
                     continue
+                self._metrics.frames.inc(len(signal))
                 for frame in signal:
                     for follower in self._followers.get(frame.request_id, ()):
                         follower.offer(frame.n, frame.payload)
 
-    def _mark_all(self) -> None:
+    def _mark_all(self, why: Gap) -> None:
         for group in self._followers.values():
             for follower in group:
-                follower.mark_gap()
+                follower.mark_gap(why)
 
     async def _watch_for_quiet(self) -> None:
         """A reader that heard nothing looks into the log; the longer the silence, the more rarely."""
@@ -127,7 +132,7 @@ class Relay:
                     if follower.quiet_ticks >= patience:
                         follower.quiet_ticks = 0
                         follower.quiet_checks += 1
-                        follower.mark_gap()
+                        follower.mark_gap(Gap.QUIET)
 
     async def _keep_alive(self) -> None:
         while True:
@@ -135,6 +140,7 @@ class Relay:
             try:
                 await self._reading.keep_alive(list(self._followers))
             except LogUnavailable:
+                self._metrics.log_errors.labels("keep_alive").inc()
                 _log.warning("cannot say which requests have readers", readers=len(self))
 
     async def _read_with_patience(self, follower: Follower) -> None:
@@ -146,6 +152,7 @@ class Relay:
             try:
                 await self.attach(follower)
             except LogUnavailable:
+                self._metrics.log_errors.labels("attach").inc()
                 if loop.time() > give_up_at:
                     raise
                 await asyncio.sleep(pause_s)
@@ -155,7 +162,10 @@ class Relay:
 
     async def _catch_up(self, follower: Follower) -> Attached:
         async with self._read_slots:
-            self.log_reads += 1
+            why = follower.gap or Gap.ATTACH
+            self._metrics.catch_up_reads.labels(why).inc()
+            if why is Gap.SLOW_READER:
+                self._metrics.slow_readers.inc()
             after = follower.begin_read()
             try:
                 attached = await self._reading.attach(
@@ -168,7 +178,6 @@ class Relay:
                 follower.end_read(attached.events, complete=seen >= attached.last_n)
             finally:
                 follower.abandon_read()
-            self.gaps += bool(attached.events)
             return attached
 
     async def _detach(self, request_id: str) -> None:
@@ -176,12 +185,16 @@ class Relay:
             await self._reading.detach(request_id, self._edge_id)
         except (LogUnavailable, LogCorrupt):
             _log.debug("could not detach", request_id=request_id)  # frames go nowhere until the request ends
-        if request_id in self._followers:  # somebody came back while we were leaving
-            for follower in self._followers[request_id]:
-                follower.mark_gap()
+        for follower in self._followers.get(request_id, ()):  # somebody came back while we were leaving
+            follower.mark_gap(Gap.ATTACH)
 
     def _start(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
         return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its reader may be gone: then nobody else looks at it
