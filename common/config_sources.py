@@ -66,46 +66,34 @@ def read_flags(parser: argparse.ArgumentParser, settings: Sequence[Setting], arg
         parsed, extra = parser.parse_known_args(list(argv))
     except _Usage as usage:
         return Found({}, [f"command line: {usage}"])
-    known = [flag for setting in settings for flag in setting.flags]
-    mistakes = [
-        f"{word.split('=')[0]}: unknown option{suggestion(word.split('=')[0], known)}"
-        if word.startswith("-")
-        else f"command line: unexpected argument {word!r}"
-        for word in extra
-    ]
-    values: dict[str, Given] = {}
+    found = Found({}, _unexpected(extra, [flag for setting in settings for flag in setting.flags]))
     for setting in settings:
         value = getattr(parsed, setting.name, None)
-        bare = getattr(parsed, f"{setting.name} argument", None)
+        bare = getattr(parsed, _bare_name(setting), None)
         if value is not None and bare is not None:
-            mistakes.append(f"{setting.name}: given twice, as argument {bare!r} and as {setting.flag} {value!r}")
+            found.mistakes.append(f"{setting.name}: given twice, as argument {bare!r} and as {setting.flag} {value!r}")
         if value is not None or bare is not None:
-            values[setting.name] = Given(bare if value is None else value, setting.flag)
+            _take(found, setting, bare if value is None else value, setting.flag)
     if parsed.config is not None:
-        values["config"] = Given(parsed.config, "--config")
-    return Found(values, mistakes)
+        found.values["config"] = Given(parsed.config, "--config")
+    return found
 
 
 def read_environment(settings: Sequence[Setting], environ: Mapping[str, str], elsewhere: Collection[str]) -> Found:
     """``elsewhere``: fields of Headrace's other processes, whose variables may be set here too."""
-    values: dict[str, Given] = {}
-    mistakes: list[str] = []
+    found = Found({}, [])
     for setting in settings:
         variable = next((name for name in setting.variables if environ.get(name)), None)
-        if variable is None:
-            continue
-        try:
-            values[setting.name] = Given(_parse_text(setting, environ[variable]), variable)
-        except json.JSONDecodeError as error:
-            mistakes.append(f"{setting.name}: not JSON ({error}), got {setting.shown(environ[variable])} ({variable})")
+        if variable is not None:
+            _take(found, setting, environ[variable], variable)
     own = {name for setting in settings for name in setting.variables}
     known = own | {f"{ENV_PREFIX}{name.upper()}" for name in elsewhere} | {CONFIG_VARIABLE}
-    mistakes += [
+    found.mistakes.extend(
         f"{name}: unknown variable{suggestion(name, known)}"
         for name in sorted(environ)
         if name.startswith(ENV_PREFIX) and name not in known
-    ]
-    return Found(values, mistakes)
+    )
+    return found
 
 
 def read_toml(path: Path, settings: Sequence[Setting], elsewhere: Mapping[str, Collection[str]]) -> Found:
@@ -146,12 +134,37 @@ def _from_document(
     return Found(values, mistakes)
 
 
+def _take(found: Found, setting: Setting, raw: Any, source: str) -> None:
+    try:
+        found.values[setting.name] = Given(_parse_text(setting, raw) if isinstance(raw, str) else raw, source)
+    except json.JSONDecodeError as error:
+        found.mistakes.append(f"{setting.name}: not JSON ({error}), got {setting.shown(raw)} ({source})")
+
+
 def _parse_text(setting: Setting, text: str) -> Any:
-    if setting.kind == "json" or (setting.kind == "list" and text.lstrip().startswith("[")):
+    """JSON where it looks like JSON; otherwise lists are split and the rest is left to the field's own validator."""
+    if (setting.kind, text.lstrip()[:1]) in (("json", "{"), ("list", "[")):
         return json.loads(text)
     if setting.kind == "list":
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def _unexpected(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """One line an unknown option or surplus argument. A word behind an unknown option is its value: it may be secret
+    and is not shown."""
+    mistakes = []
+    for before, word in zip(["", *words], words, strict=False):
+        name = word.split("=")[0]
+        if word.startswith("-"):
+            mistakes.append(f"{name}: unknown option{suggestion(name, known)}")
+        elif not before.startswith("-"):
+            mistakes.append(f"command line: unexpected argument {word!r}")
+    return mistakes
+
+
+def _bare_name(setting: Setting) -> str:
+    return f"{setting.name} argument"
 
 
 def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
@@ -166,6 +179,6 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
         )
         return
     if setting.names.positional:
-        group.add_argument(f"{setting.name} argument", metavar=setting.name.upper(), nargs="?", help=text)
+        group.add_argument(_bare_name(setting), metavar=setting.name.upper(), nargs="?", help=text)
     action = "append" if setting.kind == "list" else "store"
     group.add_argument(*setting.flags, dest=setting.name, default=None, help=text, action=action, metavar=metavar)
