@@ -10,6 +10,7 @@ from typing import Protocol
 from common.events import FinishReason
 from engine_worker.kv_cache.manager import KvCacheManager
 from engine_worker.scheduler.scheduler import Scheduler
+from engine_worker.scheduler.stopping import Ending
 from engine_worker.sequence import Sequence
 from engine_worker.step import StepOutput, StepPlan, StepResult
 
@@ -71,9 +72,9 @@ class Engine:
         """Drop all sequences of a request; they free their blocks at once. Unknown ids give ()."""
         return self._scheduler.cancel(request_id)
 
-    def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | None = None) -> bool:
+    def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> bool:
         """End one sequence from outside (a stop string). False, and nothing changed, when it has already ended."""
-        return self._scheduler.finish(sequence, reason, stop_reason)
+        return self._scheduler.finish(sequence, Ending(reason, stop_reason))
 
     def step(self, now: float) -> StepResult:
         """One step: schedule, compute, commit. ``now`` is unix time in seconds.
@@ -81,7 +82,7 @@ class Engine:
         Raises whatever the runner raises that is not confined to sequences; the engine is then not to be used again.
         """
         started = self._clock()
-        plan = self._scheduler.schedule(now)
+        plan = self._scheduler.schedule()
         scheduled = self._clock()
         output = self._runner.execute(plan) if plan.scheduled else StepOutput(sampled=())
         executed = self._clock()
@@ -90,7 +91,22 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Cheap enough to be read after every step."""
-        raise NotImplementedError
+        usage = self._kv_cache.usage()
+        counters = self._scheduler.counters
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            kv_blocks_total=usage.total,
+            kv_blocks_used=usage.used,
+            kv_blocks_cached=usage.cached,
+            kv_usage=usage.used / usage.total,
+            preemptions=counters.preemptions,
+            prefix_cache_queries=usage.queries,
+            prefix_cache_hits=usage.hits,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            steps=counters.steps,
+        )
 
     def check_invariants(self) -> None:
         """Raises AssertionError when blocks or sequences are not accounted for exactly once."""

@@ -105,7 +105,7 @@ class Sequence:
         self.num_scored_tokens = min(1, num_prompt) if wants_scores else num_prompt
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
+        self.stop_reason: str | int | None = None
         # Kept by the KV cache manager:
         self.block_table_row: int | None = NO_ROW  # row of KvCacheManager.block_tables while it has blocks
         self.num_blocks = 0
