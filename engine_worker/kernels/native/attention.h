@@ -1,0 +1,314 @@
+// Rotary embedding with the write into the paged cache, and causal attention over it: prefill and decode alike.
+#pragma once
+#include <vector>
+
+#include "microkernels.h"
+
+namespace headrace {
+
+// The cache's layout is made for the micro-kernels: both products of attention read it as they read weights. A block
+// holds groups of 32 tokens for each KV head; P = 2 for bf16 (values of two k's or two tokens side by side), 1 for fp32.
+//   K  [block][kv head][group][head_size / P][32 tokens][P]
+//   V  [block][kv head][group][padded_head / 32][32 / P token tuples][32 columns][P]
+static const int GROUP = 32;      // tokens of a group
+static const int CHUNK = 256;     // tokens that share one softmax; chunks count from position 0 and are folded in order
+static const int MAX_ROWS = 48;   // query rows (token x head of the group) of a tile
+static const int MAX_HEAD = 256;
+
+struct Shape {  // constant over a layer; same fields and order in cpu.py
+  int64_t heads, kv_heads, head_size, block_size;
+  int64_t window;  // 0 = none
+  float scale, cap;  // cap 0 = none
+};
+struct Step {  // where the tokens stand; see AttentionMetadata
+  int64_t sequences, tokens;
+  const int32_t *query_start, *seq_lens, *rows, *tables;
+  int64_t table_stride;
+  const int32_t *slots, *positions;
+};
+
+template <class T>
+struct Cache {
+  static constexpr long P = std::is_same_v<T, float> ? 1 : 2;
+  T *k, *v;
+  long kv_heads, head_size, padded_head, groups;  // groups of a block
+  Cache(void* k_, void* v_, const Shape& s)
+      : k((T*)k_), v((T*)v_), kv_heads(s.kv_heads), head_size(s.head_size), padded_head((s.head_size + 31) / 32 * 32),
+        groups(s.block_size / GROUP) {}
+  long piece(long block, long head, long group) const { return (block * kv_heads + head) * groups + group; }
+  T* keys(long block, long head, long group) const { return k + piece(block, head, group) * head_size * GROUP; }
+  T* values(long block, long head, long group) const { return v + piece(block, head, group) * padded_head * GROUP; }
+};
+
+// ---------------------------------------------------------------- rotary + write
+struct Rope {
+  const float* cos_sin;  // [positions][dim]: cos | sin, dim / 2 each
+  int64_t dim;
+  const float *q_norm, *k_norm;  // [head_size] or null
+  float eps;
+};
+template <class T>
+static void rotate_head(T* p, const float* cs, const Rope& r, const float* norm, long head_size) {
+  float scale = 1.f;
+  if (norm) {
+    __m512 ss = _mm512_setzero_ps();
+    for (long i = 0; i < head_size; i += 16) {
+      const __m512 v = load(p + i, first(head_size - i));
+      ss = _mm512_fmadd_ps(v, v, ss);
+    }
+    scale = 1.f / std::sqrt(_mm512_reduce_add_ps(ss) / (float)head_size + r.eps);
+  }
+  const __m512 vs = _mm512_set1_ps(scale);
+  auto at = [&](long i, __mmask16 k) {
+    const __m512 v = load(p + i, k);
+    return norm ? _mm512_mul_ps(_mm512_mul_ps(v, vs), load(norm + i, k)) : v;
+  };
+  const long half = r.dim / 2;
+  for (long i = 0; i < half; i += 16) {
+    const __mmask16 k = first(half - i);
+    const __m512 a = at(i, k), b = at(half + i, k), c = load(cs + i, k), s = load(cs + half + i, k);
+    store(p + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), k);
+    store(p + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), k);
+  }
+  if (norm)
+    for (long i = r.dim; i < head_size; i += 16) {
+      const __mmask16 k = first(head_size - i);
+      store(p + i, at(i, k), k);
+    }
+}
+static INLINE float finite(float v) {  // also of NaN
+  return v > -3e38f ? (v < 3e38f ? v : 3e38f) : -3e38f;
+}
+static INLINE bf16 finite(bf16 v) { return (v & 0x7f80) == 0x7f80 ? (bf16)((v & 0x8000) | 0x7f7f) : v; }
+
+template <class T>
+static void write_token(const T* keys, const T* values, const Cache<T>& c, long slot) {
+  constexpr long P = Cache<T>::P;
+  const long size = c.groups * GROUP, block = slot / size, group = slot % size / GROUP, t = slot % GROUP;
+  for (long h = 0; h < c.kv_heads; h++) {
+    T* to = c.keys(block, h, group) + t * P;
+    for (long i = 0; i < c.head_size; i += P) memcpy(to + i * GROUP, keys + h * c.head_size + i, sizeof(T) * P);
+    // Values are kept finite: a masked token counts as 0 * value, which would be NaN for whoever owns the block next.
+    to = c.values(block, h, group) + t / P * 32 * P + t % P;
+    for (long i = 0; i < c.head_size; i++)
+      to[i / 32 * 32 * GROUP + i % 32 * P] = finite(values[h * c.head_size + i]);
+  }
+}
+template <class T>
+static void rope_write(Team& team, T* qkv, const Shape& s, const Rope& r, const Step& step, const Cache<T>& c) {
+  const long ld = (s.heads + 2 * s.kv_heads) * s.head_size;
+  team.each(step.tokens, 4, [&](long m) {
+    T* row = qkv + m * ld;
+    const float* cs = r.cos_sin + step.positions[m] * r.dim;
+    for (long h = 0; h < s.heads + s.kv_heads; h++)
+      rotate_head(row + h * s.head_size, cs, r, h < s.heads ? r.q_norm : r.k_norm, s.head_size);
+    const T* keys = row + s.heads * s.head_size;
+    write_token(keys, keys + s.kv_heads * s.head_size, c, step.slots[m]);
+  });
+}
+
+// ---------------------------------------------------------------- the schedule of one step
+// A tile is up to MAX_ROWS rows of one sequence and KV head; row r is query token r / G, head r % G of the group. Its
+// chunks are folded by one thread (an item), or shared out over several items where there are too few tiles; then each
+// chunk's partial result is kept and a second phase folds them, in the same order.
+struct Item {
+  int sequence, head, row0, rows, chunk0, chunk1;
+  long part;  // index of the first partial result, or none
+  static const long NONE = -1;
+};
+struct Split {
+  int first_item;
+  int chunks;
+};
+struct Schedule {
+  std::vector<Item> items;
+  std::vector<Split> splits;
+  long parts = 0;
+};
+static void make_schedule(Schedule& out, const Shape& s, const Step& step, int threads) {
+  const long G = s.heads / s.kv_heads;
+  out.items.clear(), out.splits.clear(), out.parts = 0;
+  auto tiles = [&](auto f) {
+    for (long i = 0; i < step.sequences; i++) {
+      const long queries = step.query_start[i + 1] - step.query_start[i], before = step.seq_lens[i] - queries;
+      for (long r = 0; r < queries * G; r += MAX_ROWS) {
+        const long rows = std::min<long>(MAX_ROWS, queries * G - r);
+        const long seen = before + (r + rows - 1) / G + 1, low = s.window ? std::max<long>(0, before + r / G + 1 - s.window) : 0;
+        f(i, r, rows, low / CHUNK, (seen + CHUNK - 1) / CHUNK);
+      }
+    }
+  };
+  long chunks = 0;
+  tiles([&](long, long, long, long c0, long c1) { chunks += (c1 - c0) * s.kv_heads; });
+  const long most = std::max<long>(1, chunks / (threads * 4L));
+  tiles([&](long i, long r, long rows, long c0, long c1) {
+    const bool split = threads > 1 && c1 - c0 > most;
+    for (long h = 0; h < s.kv_heads; h++) {
+      if (!split) {
+        out.items.push_back({(int)i, (int)h, (int)r, (int)rows, (int)c0, (int)c1, Item::NONE});
+        continue;
+      }
+      out.splits.push_back({(int)out.items.size(), (int)(c1 - c0)});
+      for (long c = c0; c < c1; c += most) {
+        const long e = std::min(c1, c + most);
+        out.items.push_back({(int)i, (int)h, (int)r, (int)rows, (int)c, (int)e, out.parts});
+        out.parts += e - c;
+      }
+    }
+  });
+}
+
+// ---------------------------------------------------------------- one chunk of one tile
+struct Part {  // of MAX_ROWS rows: maximum, sum of exponentials, weighted values (not yet divided by the sum)
+  float m[MAX_ROWS], l[MAX_ROWS];
+  float* o;  // [MAX_ROWS][padded_head]
+};
+struct Visible {  // tokens a row sees: low <= t < end
+  long low[MAX_ROWS], end[MAX_ROWS];
+};
+template <class T>
+struct Tile {
+  const T* q;  // [rows][head_size]
+  Cache<T> cache;
+  const int32_t* table;
+  long head;
+  float scale, cap;
+  Visible see;
+};
+static void softmax(float* s, long n, float* m, float* l) {
+  __m512 mx = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+  for (long j = 0; j < n; j += 16) mx = _mm512_max_ps(mx, _mm512_load_ps(s + j));
+  const float top = _mm512_reduce_max_ps(mx);
+  const __m512 vm = _mm512_set1_ps(top == -INFINITY ? 0.f : top);
+  for (long j = 0; j < n; j += 16) {
+    __m512 x = _mm512_load_ps(s + j);
+    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+    x = _mm512_maskz_mov_ps(seen, exp_neg(_mm512_sub_ps(x, vm)));
+    sum = _mm512_add_ps(sum, x);
+    _mm512_store_ps(s + j, x);
+  }
+  *m = top, *l = _mm512_reduce_add_ps(sum);
+}
+// rows r0 .. r0 + MR - 1 of the tile over tokens [t0 + 32 g0, t0 + 32 g1)
+template <class T, int MR>
+static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
+  alignas(64) float s[MR][CHUNK];
+  alignas(64) T p[MR][CHUNK];
+  const Cache<T>& c = x.cache;
+  const long n = (g1 - g0) * GROUP;
+  for (long g = g0; g < g1; g++) {
+    const long b = t0 / GROUP + g;
+    __m512 acc[MR][2] = {};
+    multiply<MR>(x.q + r0 * c.head_size, c.head_size, c.keys(x.table[b / c.groups], x.head, b % c.groups), c.head_size, acc);
+    for (int i = 0; i < MR; i++)
+      for (int j = 0; j < 2; j++) {
+        const long t = t0 + g * GROUP + j * 16;
+        const __mmask16 seen = first(x.see.end[r0 + i] - t) & ~first(x.see.low[r0 + i] - t);
+        __m512 v = _mm512_mul_ps(acc[i][j], _mm512_set1_ps(x.scale));
+        if (x.cap > 0) v = soft_cap(v, _mm512_set1_ps(x.cap));
+        _mm512_store_ps(&s[i][(g - g0) * GROUP + j * 16], _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, v));
+      }
+  }
+  for (int i = 0; i < MR; i++) softmax(s[i], n, m + i, l + i);
+  for (int i = 0; i < MR; i++)
+    for (long j = 0; j < n; j += 16) store(&p[i][j], _mm512_load_ps(&s[i][j]));
+  for (long d = 0; d < c.padded_head; d += 32) {
+    __m512 acc[MR][2] = {};
+    for (long g = g0; g < g1; g++) {
+      const long b = t0 / GROUP + g;
+      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, c.values(x.table[b / c.groups], x.head, b % c.groups) + d * GROUP, GROUP, acc);
+    }
+    for (int i = 0; i < MR; i++) store(o + i * c.padded_head + d, acc[i][0]), store(o + i * c.padded_head + d + 16, acc[i][1]);
+  }
+}
+template <class T>
+static void chunk(const Tile<T>& x, int rows, long index, Part& out) {
+  const long t0 = index * CHUNK, end = std::min<long>(CHUNK, x.see.end[rows - 1] - t0);
+  const long g0 = std::max<long>(0, x.see.low[0] - t0) / GROUP, g1 = (end + GROUP - 1) / GROUP;
+  over_rows<12>(rows, [&](auto n, long r) {
+    chunk_rows<T, decltype(n)::value>(x, (int)r, t0, g0, g1, out.m + r, out.l + r, out.o + r * x.cache.padded_head);
+  });
+}
+// a = a folded with the next chunk b
+static void fold(Part& a, const Part& b, int rows, long width) {
+  for (int r = 0; r < rows; r++) {
+    if (b.l[r] == 0.f) continue;
+    const float m = std::max(a.m[r], b.m[r]);
+    const float fa = a.l[r] == 0.f ? 0.f : std::exp(a.m[r] - m), fb = std::exp(b.m[r] - m);
+    a.m[r] = m, a.l[r] = a.l[r] * fa + b.l[r] * fb;
+    const __m512 va = _mm512_set1_ps(fa), vb = _mm512_set1_ps(fb);
+    float *oa = a.o + r * width, *ob = b.o + r * width;
+    for (long i = 0; i < width; i += 16) store(oa + i, _mm512_fmadd_ps(load(ob + i), vb, _mm512_mul_ps(load(oa + i), va)));
+  }
+}
+static void clear(Part& p, int rows, long width) {
+  for (int r = 0; r < rows; r++) p.m[r] = -INFINITY, p.l[r] = 0.f;
+  memset(p.o, 0, sizeof(float) * rows * width);
+}
+
+// ---------------------------------------------------------------- all of it
+struct AttentionScratch {  // of the calling thread
+  Schedule schedule;
+  std::vector<Part> parts;
+  Buffer<float> part_values;  // [parts][MAX_ROWS][padded_head]
+};
+static void plan_attention(AttentionScratch& s, const Shape& shape, const Step& step, int threads) {
+  make_schedule(s.schedule, shape, step, threads);
+  const long width = (shape.head_size + 31) / 32 * 32;
+  if ((long)s.parts.size() < s.schedule.parts) s.parts.resize(s.schedule.parts);
+  float* p = s.part_values.at_least(s.schedule.parts * MAX_ROWS * width + 1);
+  for (long i = 0; i < s.schedule.parts; i++) s.parts[i].o = p + i * MAX_ROWS * width;
+}
+template <class T>
+static void finish_tile(const Part& p, const Item& it, const Shape& s, const Step& step, long width, T* out) {
+  const long G = s.heads / s.kv_heads;
+  for (int r = 0; r < it.rows; r++) {
+    const long row = it.row0 + r, token = step.query_start[it.sequence] + row / G;
+    T* to = out + (token * s.heads + it.head * G + row % G) * s.head_size;
+    const __m512 inverse = _mm512_set1_ps(1.f / p.l[r]);
+    for (long i = 0; i < s.head_size; i += 16)
+      store(to + i, _mm512_mul_ps(load(p.o + r * width + i), inverse), first(s.head_size - i));
+  }
+}
+// To be followed by a sync, if anything reads the result.
+template <class T>
+static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape& s, const Step& step, const Cache<T>& c, T* out) {
+  const long G = s.heads / s.kv_heads, ld = (s.heads + 2 * s.kv_heads) * s.head_size, width = c.padded_head;
+  alignas(64) float sum_o[MAX_ROWS * MAX_HEAD], tmp_o[MAX_ROWS * MAX_HEAD];
+  alignas(64) T q[MAX_ROWS * MAX_HEAD];
+  Part sum, tmp;
+  sum.o = sum_o, tmp.o = tmp_o;
+  const std::vector<Item>& items = a.schedule.items;
+  team.each((long)items.size(), 1, [&](long i) {
+    const Item& it = items[items.size() - 1 - i];  // the last tiles of a prompt see most: longest first
+    Tile<T> x{q, c, step.tables + step.rows[it.sequence] * step.table_stride, it.head, s.scale, s.cap, {}};
+    const long start = step.query_start[it.sequence], before = step.seq_lens[it.sequence] - (step.query_start[it.sequence + 1] - start);
+    for (int r = 0; r < it.rows; r++) {
+      const long row = it.row0 + r, token = row / G;
+      memcpy(q + r * s.head_size, qkv + (start + token) * ld + (it.head * G + row % G) * s.head_size, s.head_size * sizeof(T));
+      x.see.end[r] = before + token + 1;
+      x.see.low[r] = s.window ? std::max<long>(0, x.see.end[r] - s.window) : 0;
+    }
+    if (it.part != Item::NONE) {
+      for (int k = it.chunk0; k < it.chunk1; k++) chunk(x, it.rows, k, a.parts[it.part + k - it.chunk0]);
+      return;
+    }
+    clear(sum, it.rows, width);
+    for (int k = it.chunk0; k < it.chunk1; k++) {
+      chunk(x, it.rows, k, tmp);
+      fold(sum, tmp, it.rows, width);
+    }
+    finish_tile(sum, it, s, step, width, out);
+  });
+  if (a.schedule.splits.empty()) return;
+  team.sync();
+  team.each((long)a.schedule.splits.size(), 1, [&](long i) {
+    const Split& split = a.schedule.splits[i];
+    const Item& it = items[split.first_item];
+    clear(sum, it.rows, width);
+    for (int k = 0; k < split.chunks; k++) fold(sum, a.parts[it.part + k], it.rows, width);
+    finish_tile(sum, it, s, step, width, out);
+  });
+}
+
+}  // namespace headrace

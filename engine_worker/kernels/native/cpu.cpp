@@ -1,0 +1,74 @@
+// The operators of engine_worker/kernels/ops.py in native code, behind a plain C interface: pointers, sizes, strides.
+//
+// Promise: a token's result depends on its own inputs only, bit for bit: not on the other tokens of the step, nor on
+// how a prompt was cut into chunks, nor on the number of threads. Therefore: one sum per output in the order of k
+// (microkernels.h), softmax over fixed chunks folded in order (attention.h), and no fast-math.
+//
+// `is_bf16` is the activations' type: bf16, or else fp32. All pointers are to contiguous memory of the caller.
+#include "attention.h"
+#include "linear.h"
+
+using namespace headrace;
+
+namespace {
+
+// Scratch of the calling thread (the engine has one), reused from step to step.
+thread_local Scratch linear_scratch;
+thread_local AttentionScratch attention_scratch;
+thread_local Buffer<float> stack_buffer;
+
+template <class T>
+void linear_call(const Input& in, long M, const Linear& w, void* out, long epilogue, int threads) {
+  const Job<T> job = make_job<T>(linear_scratch, threads, in, M, w, out, epilogue);
+  run_team(threads, [&](Team& team) { run(team, job); });
+}
+template <class T>
+void attention_call(const Shape& s, const Step& step, const void* qkv, void* k, void* v, void* out, int threads) {
+  AttentionScratch& scratch = attention_scratch;
+  plan_attention(scratch, s, step, threads);
+  const Cache<T> cache(k, v, s);
+  run_team(threads, [&](Team& team) { attention<T>(team, scratch, (const T*)qkv, s, step, cache, (T*)out); });
+}
+template <class T>
+void rope_call(const Shape& s, const Step& step, const Rope& rope, void* qkv, void* k, void* v, int threads) {
+  const Cache<T> cache(k, v, s);
+  run_team(step.tokens > 4 ? threads : 1, [&](Team& team) { rope_write<T>(team, (T*)qkv, s, rope, step, cache); });
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[M][..] = epilogue(linear(x)); x is fp32 [M][k] with an RMSNorm in front where norm is given, else activations.
+void headrace_linear(const Linear* w, const void* x, const float* norm, float eps, int64_t M, void* out, int64_t epilogue,
+                     int64_t is_bf16, int64_t threads) {
+  const Input in{x, norm, eps};
+  if (is_bf16) linear_call<bf16>(in, M, *w, out, epilogue, (int)threads);
+  else linear_call<float>(in, M, *w, out, epilogue, (int)threads);
+}
+
+// out fp32 [M][D] = rms_norm(x) * weight
+void headrace_norm(const float* x, const float* weight, float eps, int64_t M, int64_t D, float* out) {
+  for (long m = 0; m < M; m++) {
+    const float* row = x + m * D;
+    const __m512 r = _mm512_set1_ps(inverse_rms(row, D, eps));
+    for (long i = 0; i < D; i += 16) {
+      const __mmask16 k = first(D - i);
+      store(out + m * D + i, _mm512_mul_ps(_mm512_mul_ps(load(row + i, k), r), load(weight + i, k)), k);
+    }
+  }
+}
+
+void headrace_rope_write(const Shape* s, const Step* step, const Rope* rope, void* qkv, void* k, void* v, int64_t is_bf16,
+                         int64_t threads) {
+  if (is_bf16) rope_call<bf16>(*s, *step, *rope, qkv, k, v, (int)threads);
+  else rope_call<float>(*s, *step, *rope, qkv, k, v, (int)threads);
+}
+
+void headrace_attention(const Shape* s, const Step* step, const void* qkv, void* k, void* v, void* out, int64_t is_bf16,
+                        int64_t threads) {
+  if (is_bf16) attention_call<bf16>(*s, *step, qkv, k, v, out, (int)threads);
+  else attention_call<float>(*s, *step, qkv, k, v, out, (int)threads);
+}
+
+}  // extern "C"
