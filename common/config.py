@@ -91,10 +91,13 @@ def load(
     argv: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     prog: str = "headrace",
     description: str = "",
 ) -> Loaded:
     """Read all ``groups`` from flags, environment, file and defaults.
+
+    ``defaults``: values of this process for settings that nobody gave, in place of the fields' own.
 
     ``--help`` prints the settings in groups and raises ``SystemExit(0)``. Raises `ConfigError` whose message has one
     line a mistake, each naming the setting, the bound, the value and where it was given.
@@ -107,7 +110,8 @@ def load(
     given, mistakes = _collect(parser, settings, argv, environ)
     built: dict[type[Settings], Settings] = {}
     for group in groups:
-        own = {name: given[name].value for name in group.model_fields if name in given}
+        own = {name: value for name, value in (defaults or {}).items() if name in group.model_fields}
+        own |= {name: given[name].value for name in group.model_fields if name in given}
         try:
             built[group] = group.model_validate(own)
         except ValidationError as error:
@@ -117,10 +121,17 @@ def load(
     return Loaded(built, {name: item.source for name, item in given.items()})
 
 
-def load_or_exit(groups: Sequence[type[Settings]], argv: Sequence[str], *, prog: str, description: str = "") -> Loaded:
+def load_or_exit(
+    groups: Sequence[type[Settings]],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str = "",
+    defaults: Mapping[str, Any] | None = None,
+) -> Loaded:
     """`load` for entry points: mistakes go to standard error, one line each, and the process exits with 2."""
     try:
-        return load(groups, argv, prog=prog, description=description)
+        return load(groups, argv, prog=prog, description=description, defaults=defaults)
     except ConfigError as error:
         _give_up(prog, error)
 

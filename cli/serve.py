@@ -1,0 +1,304 @@
+"""``headrace serve``: a log, workers and edges on one machine, as child processes of this one.
+
+Order of side effects, and of their undoing at the end: lock the state directory; check the port; import the demo model
+where it is missing; start the embedded server (unless ``--redis-url`` names one); start workers and edges together;
+wait until an edge is ready and lists the model; say so. A stop drains edges (their streams need the workers), then
+workers (their last events need the log), then the server. A second Ctrl-C kills.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cli import groups
+from cli.groups import ServeSettings
+from cli.model_import import ensure_demo_model
+from cli.supervisor import ChildSpec, Supervisor
+from common.config import Loaded, load
+from common.errors import ConfigError, HeadraceError
+from common.transport.client import RedisSettings
+from common.transport.embedded import EmbeddedServer, EmbeddedSettings
+from edge.config import ApiSettings, HttpSettings, StreamSettings
+from engine_worker.config import ComputeSettings, ModelSettings
+
+DEMO: Final = "demo"
+_POLL_S: Final = 0.1
+_PROGRESS_S: Final = 5.0
+_LOCAL: Final = "127.0.0.1"
+_MODEL_LABEL: Final = re.compile(r'^vllm:num_requests_running\{.*?model_name="([^"]+)"', re.MULTILINE)
+
+
+class StartFailed(HeadraceError):
+    """The system did not become ready."""
+
+    code = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, decided before anything is started."""
+
+    specs: tuple[ChildSpec, ...]
+    urls: tuple[str, ...]  # one an edge
+    worker_urls: tuple[str, ...]  # each worker's metrics listener
+    key: str  # one that the edges accept; empty = none needed
+
+
+class Stop:
+    """Counts SIGINT and SIGTERM: the first asks for an orderly stop, the second for an immediate one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._count)
+
+    @property
+    def asked(self) -> bool:
+        return self.count > 0
+
+    @property
+    def forced(self) -> bool:
+        return self.count > 1
+
+    def _count(self, *_: object) -> None:
+        self.count += 1
+
+
+def main(argv: Sequence[str], prog: str) -> int:
+    """Serve until stopped. Raises `ConfigError`, `ChildFailed`, `StartFailed` or `LogUnavailable` before that."""
+    loaded = load(groups.SERVE, argv, prog=prog, description=__doc__.partition("\n")[0], defaults={"model": DEMO})
+    settings = loaded[ServeSettings]
+    stop = Stop()
+    with locked(settings.state_dir) as state_dir:
+        ports = edge_ports(loaded[HttpSettings], settings.edges)
+        model = loaded[ModelSettings].model
+        model_path = str(ensure_demo_model(state_dir / "models", say)) if model == DEMO else model
+        with embedded_log(loaded, state_dir) as redis_url:
+            plan = plan_children(loaded, redis_url, model_path, ports)
+            supervisor = Supervisor(plan.specs, state_dir / "run", say)
+            try:
+                name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
+                if not stop.asked:
+                    announce(state_dir, plan, supervisor, name)
+                while not stop.asked:
+                    supervisor.check()
+                    time.sleep(_POLL_S)
+            finally:
+                shut_down(supervisor, loaded, stop)
+    return 0
+
+
+@contextmanager
+def locked(state_dir: Path) -> Iterator[Path]:
+    """The state directory, created and held by this process alone. Raises `ConfigError` when another one holds it."""
+    path = state_dir.expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (path / "lock").open("a+", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"state_dir: cannot be used: {error.strerror}, got {str(path)!r} (--state-dir)") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise ConfigError(
+                f"state_dir: {path} is in use by another headrace serve (pid {holder}); stop it or give --state-dir"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield path
+
+
+def edge_ports(http: HttpSettings, count: int) -> list[int]:
+    """A free port for each edge: the one asked for and those above it, or any for 0. Raises `ConfigError`."""
+    if http.port == 0:
+        return [free_port(http.host) for _ in range(count)]
+    ports = list(range(http.port, http.port + count))
+    for port in ports:
+        try:
+            _bind(http.host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"port: {http.host}:{port} cannot be listened on: {error.strerror}; stop what uses it or give --port"
+            ) from error
+    return ports
+
+
+def free_port(host: str) -> int:
+    return _bind(host, 0)
+
+
+def _bind(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+@contextmanager
+def embedded_log(loaded: Loaded, state_dir: Path) -> Iterator[str]:
+    """URL of the log: the one that was given, else that of a server started here and stopped at the end."""
+    if "redis_url" in loaded.sources:
+        yield loaded[RedisSettings].redis_url
+        return
+    settings = loaded[EmbeddedSettings]
+    if "data_dir" not in loaded.sources:
+        settings = settings.model_copy(update={"data_dir": state_dir / "log"})
+    server = EmbeddedServer.start(settings)
+    say(f"log: embedded server in {settings.data_dir}")
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[int]) -> Plan:
+    settings = loaded[ServeSettings]
+    # Children read nothing but their variables: whatever flags and files said is settled here.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    own |= {"HEADRACE_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1"}
+    metrics_ports = [free_port(_LOCAL) for _ in range(settings.workers)]
+    specs = [
+        ChildSpec(f"worker-{i + 1}", "worker", ("-m", "engine_worker"), own | _worker_environ(loaded, model, port))
+        for i, port in enumerate(metrics_ports)
+    ]
+    pages = json.dumps([f"http://{_LOCAL}:{port}/metrics" for port in metrics_ports])
+    for i, port in enumerate(ports):
+        environ = loaded.environment(*groups.EDGE) | own | {"HEADRACE_PORT": str(port)}
+        # One edge shows the workers' metrics too, so that a single page tells all and nothing is counted twice.
+        environ |= {"HEADRACE_FEDERATE_METRICS": pages} if i == 0 else {}
+        specs.append(ChildSpec(f"edge-{i + 1}", "edge", ("-m", "edge"), environ))
+    host = loaded[HttpSettings].host
+    shown = _LOCAL if host in ("0.0.0.0", "::", "") else host
+    return Plan(
+        specs=tuple(specs),
+        urls=tuple(f"http://{shown}:{port}" for port in ports),
+        worker_urls=tuple(f"http://{_LOCAL}:{port}" for port in metrics_ports),
+        key=first_key(loaded[ApiSettings]),
+    )
+
+
+def _worker_environ(loaded: Loaded, model: str, metrics_port: int) -> dict[str, str]:
+    environ = loaded.environment(*groups.WORKER)
+    environ |= {
+        "HEADRACE_MODEL": model,
+        "HEADRACE_METRICS_PORT": str(metrics_port),
+    }
+    names = loaded[ModelSettings].served_model_name
+    if model != loaded[ModelSettings].model and not names:
+        environ["HEADRACE_SERVED_MODEL_NAME"] = DEMO
+    if loaded[ComputeSettings].num_threads == 0 and loaded[ServeSettings].workers > 1:
+        share = max(1, len(os.sched_getaffinity(0)) // loaded[ServeSettings].workers)
+        environ["HEADRACE_NUM_THREADS"] = str(share)
+    return environ
+
+
+def wait_until_ready(supervisor: Supervisor, plan: Plan, timeout_s: float, stop: Stop) -> str:
+    """Start everything and wait until all workers are ready and the first edge lists their model; its name.
+
+    Raises `ChildFailed`, `StartFailed`. Returns an empty name when a stop is asked for meanwhile.
+    """
+    started = said = time.monotonic()
+    say(f"starting {', '.join(spec.name for spec in plan.specs)}")
+    while not stop.asked:
+        supervisor.check()
+        name = served_name(plan)
+        if name:
+            supervisor.all_ready()
+            say(f"ready after {time.monotonic() - started:.1f} s")
+            return name
+        now = time.monotonic()
+        if now - started > timeout_s:
+            raise StartFailed(f"not ready within start_timeout_s ({timeout_s:g} s)")
+        if now - said > _PROGRESS_S:
+            said = now
+            say(f"loading the model, {now - started:.0f} s so far")
+        time.sleep(_POLL_S)
+    return ""
+
+
+def served_name(plan: Plan) -> str:
+    """The model's name once every worker and the first edge are ready and the edge lists it; until then empty."""
+    pages = [_get(f"{url}/ready") and _get(f"{url}/metrics") for url in plan.worker_urls]
+    if not all(pages) or not _get(f"{plan.urls[0]}/ready"):
+        return ""
+    found = _MODEL_LABEL.search(pages[0])
+    name = found.group(1) if found else ""
+    listed = json.loads(_get(f"{plan.urls[0]}/v1/models", plan.key) or '{"data": []}')["data"]
+    return name if any(model["id"] == name for model in listed) else ""
+
+
+def _get(url: str, key: str = "") -> str:
+    """Body of a 200, else an empty text."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            body: bytes = answer.read()
+            return body.decode()
+    except (urllib.error.URLError, OSError, ValueError):
+        return ""
+
+
+def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str) -> None:
+    """Say where it is, with a line to try it; the same for programs in ``serve.json``."""
+    url = plan.urls[0]
+    facts = {"url": url, "urls": plan.urls, "model": name, "pid": os.getpid(), "children": supervisor.pids()}
+    partial = state_dir / "serve.json.partial"
+    partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    partial.replace(state_dir / "serve.json")
+    body = {"model": name, "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 40, "stream": True}
+    key = ["  -H 'Authorization: Bearer YOUR_KEY' \\"] if plan.key else []
+    lines = [
+        "",
+        f"Headrace serves {name} at {url}/v1",
+        *(f"  and at {other}/v1" for other in plan.urls[1:]),
+        "",
+        f"  curl -N {url}/v1/chat/completions \\",
+        *key,
+        "  -H 'Content-Type: application/json' \\",
+        f"  -d {shlex.quote(json.dumps(body))}",
+        "",
+        "Ctrl-C stops it in order; a second one at once.",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def shut_down(supervisor: Supervisor, loaded: Loaded, stop: Stop) -> None:
+    """Edges first, then workers, each within its own time; then the caller stops the log."""
+    stream = loaded[StreamSettings]
+    say("stopping")
+    supervisor.stop("edge", stream.drain_notice_s + stream.drain_timeout_s + 5.0, lambda: stop.forced)
+    supervisor.stop("worker", loaded[ServeSettings].worker_stop_timeout_s, lambda: stop.forced)
+
+
+def first_key(api: ApiSettings) -> str:
+    """A key that the edges accept, or none when they ask for none."""
+    if api.api_keys:
+        return api.api_keys[0].get_secret_value()
+    if api.api_key_file:
+        lines = Path(api.api_key_file).read_text(encoding="utf-8").split()
+        return lines[0] if lines else ""
+    return ""
+
+
+def say(line: str) -> None:
+    print(f"headrace serve: {line}", flush=True)

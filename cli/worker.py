@@ -1,0 +1,11 @@
+"""``headrace worker``: one engine worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine_worker.__main__ import main as run
+
+
+def main(argv: Sequence[str], prog: str) -> int:
+    return run(argv, prog)
