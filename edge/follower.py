@@ -18,6 +18,8 @@ from common.events import TERMINAL, Ended, Failed, Milestone, Recorded, Started,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from common.errors import HeadraceError
+
 _MAY_OPEN_AN_EPOCH: Final = (Started, Milestone, Ended, Failed)
 
 
@@ -42,6 +44,7 @@ class Follower:
         "_capacity",
         "_changed",
         "_epoch",
+        "_interruption",
         "_kept",
         "_next",
         "gap",
@@ -62,6 +65,7 @@ class Follower:
         self._kept: list[tuple[int, bytes] | Recorded] = []
         self._aside: list[tuple[int, bytes]] | None = None  # frames that come while the log is being read
         self._epoch = 0
+        self._interruption: HeadraceError | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -128,10 +132,17 @@ class Follower:
             self._check(recorded)
         return taken
 
+    def interrupt(self, why: HeadraceError) -> None:
+        """The reader has to stop: `changed` raises ``why`` from now on."""
+        self._interruption = why
+        self._changed.set()
+
     async def changed(self) -> None:
-        """Waits until something is kept or there is a gap."""
-        if not (self._kept or self.gap):
+        """Waits until something is kept or there is a gap. Raises what `interrupt` was given."""
+        if not (self._kept or self.gap or self._interruption):
             await self._changed.wait()
+        if self._interruption is not None:
+            raise self._interruption
 
     def _check(self, recorded: Recorded) -> None:
         """A worker opens its epoch with `Started`. An epoch that opens otherwise had its start at a number that this

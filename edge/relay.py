@@ -25,6 +25,7 @@ from edge.follower import Follower, Gap
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from common.errors import HeadraceError
     from common.events import Recorded
     from common.telemetry.metrics import EdgeMetrics
     from common.transport import Attached, FrameBus, Reading
@@ -72,6 +73,12 @@ class Relay:
             self._followers[follower.request_id] = rest
         elif self._followers.pop(follower.request_id, None) and not follower.is_ended:
             self._start(self._detach(follower.request_id))
+
+    def interrupt_all(self, why: HeadraceError) -> None:
+        """Every reader gets ``why`` instead of its next events."""
+        for group in self._followers.values():
+            for follower in group:
+                follower.interrupt(why)
 
     async def attach(self, follower: Follower) -> Attached:
         """Read the log for ``follower`` and say what the request is. Raises `StreamExpired`, `LogUnavailable`.

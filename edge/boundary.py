@@ -1,0 +1,93 @@
+"""Where a request is refused or fails: every error on the way becomes one answer, or cuts a stream that has begun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from common.errors import HeadraceError
+from common.telemetry.logging import get_logger
+from edge.errors import MethodNotAllowed, PathNotFound, error_answer
+from edge.request_context import context_of
+
+if TYPE_CHECKING:
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from common.telemetry.metrics import EdgeMetrics
+    from edge.limits import Occupancy
+
+_OUR_PATHS: Final = ("chat/completions", "completions", "models", "streams")
+logger = get_logger(__name__)
+
+
+class ClientGone(Exception):
+    """The client has closed its connection; there is nobody to answer."""
+
+
+class ErrorBoundary:
+    """Plain ASGI. Behind it an error is raised; in front of it there are only answers."""
+
+    def __init__(self, app: ASGIApp, *, occupancy: Occupancy, metrics: EdgeMetrics) -> None:
+        self._app = app
+        self._occupancy = occupancy
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = context_of(scope)
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            if context.refusal is not None:
+                raise context.refusal
+            with self._occupancy.request():
+                await self._app(scope, receive, watched)
+        except ClientGone:
+            context.outcome.setdefault("outcome", "cancelled")
+        except Exception as error:
+            if has_begun:
+                # Returning without the end of the answer makes the server cut the connection: a clean end would
+                # make half an answer look whole.
+                logger.warning("answer cut", error=repr(error), exc_info=not isinstance(error, HeadraceError))
+                return
+            await self._refuse(error, scope, receive, send)
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        answer = error_answer(error, context.shown_id)
+        if answer.status >= 500 and not isinstance(error, HeadraceError):
+            logger.error("request failed", exc_info=error)
+        self._metrics.rejections.labels(answer.code).inc()
+        context.outcome.setdefault("outcome", "shed" if answer.status in (429, 503) else "error")
+        context.outcome["error_code"] = answer.code
+        context.outcome["error"] = str(error)[:500]
+        await Response(answer.body, answer.status, answer.headers)(scope, receive, send)
+
+
+async def raise_as_ours(request: Request, error: Exception) -> Response:
+    """Handler for the framework's own errors (no such path, wrong method): raises ours instead."""
+    http_error: HTTPException = error  # type: ignore[assignment]  # registered for HTTPException only
+    path = request.url.path[:200]
+    if http_error.status_code == 405:
+        allow = (http_error.headers or {}).get("Allow", "")
+        raise MethodNotAllowed(f"{request.method} is not allowed for {path}; allowed: {allow}", allow=allow)
+    raise PathNotFound(f"There is no {path} here{_hint(path)}")
+
+
+def _hint(path: str) -> str:
+    """The commonest mistake is a base URL without /v1, or with it twice."""
+    tail = path.removeprefix("/v1").lstrip("/").removeprefix("v1/")
+    for ours in _OUR_PATHS:
+        if tail == ours or tail.startswith(f"{ours}/"):
+            return f". Did you mean /v1/{ours}?"
+    return ". The API lives under /v1/, for example /v1/chat/completions."

@@ -1,0 +1,94 @@
+"""How a client wants its answer brought, as its headers say.
+
+===========================  =========================================================================================
+``X-Headrace-Resumable: 1``  positions (``id:`` lines) on the stream; the request outlives its reader by a grace time
+``Last-Event-ID: N``         the same, and only what comes after position N (with ``Idempotency-Key``, or on the
+                             stream's own path)
+``X-Headrace-On-Disconnect`` ``cancel`` (the usual), or ``continue``: the request runs to its end without a reader
+``X-Headrace-Priority``      a number, lower runs earlier; ``X-Vllm-Priority`` is understood too
+===========================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from common.errors import InvalidRequest
+from edge.sse import parse_position
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
+    from edge.config import StreamSettings
+
+RUNS_WITHOUT_READER: Final = -1.0
+MAX_PRIORITY: Final = 1 << 31
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """``after`` events and ``after_chunks`` chunks of the next one were seen by the client.
+
+    ``grace_s``: how long the request may run without a reader; 0 = it ends with its reader, negative = never.
+    """
+
+    with_ids: bool = False
+    after: int = 0
+    after_chunks: int = 0
+    grace_s: float = 0.0
+    priority: int | None = None
+
+    @property
+    def ends_with_reader(self) -> bool:
+        return self.grace_s == 0
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.after > 0 or self.after_chunks > 0
+
+
+def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bool) -> Delivery:
+    """Raises `InvalidRequest` naming the header."""
+    last_event_id = headers.get("last-event-id")
+    after, after_chunks = position_of(last_event_id, "Last-Event-ID")
+    with_ids = last_event_id is not None or headers.get("x-headrace-resumable", "").lower() in _TRUE
+    on_disconnect = headers.get("x-headrace-on-disconnect", "cancel").lower()
+    if on_disconnect not in ("cancel", "continue"):
+        raise InvalidRequest("must be cancel or continue", param="X-Headrace-On-Disconnect")
+    if on_disconnect == "continue":
+        grace_s = RUNS_WITHOUT_READER
+    else:
+        # A repeated POST with the same key attaches again, so a keyed request is as resumable as one with ids.
+        grace_s = settings.resume_grace_s if with_ids or is_idempotent else 0.0
+    return Delivery(
+        with_ids=with_ids,
+        after=after,
+        after_chunks=after_chunks,
+        grace_s=grace_s,
+        priority=_priority(headers),
+    )
+
+
+def position_of(text: str | None, name: str) -> tuple[int, int]:
+    """A position that a client gave; (0, 0) for none. Raises `InvalidRequest`."""
+    if text is None or not text.strip():
+        return 0, 0
+    try:
+        return parse_position(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from error
+
+
+def _priority(headers: Headers) -> int | None:
+    text = headers.get("x-headrace-priority", headers.get("x-vllm-priority"))
+    if text is None:
+        return None
+    try:
+        priority = int(text[:20])
+    except ValueError as error:
+        raise InvalidRequest("a priority is a whole number", param="X-Headrace-Priority") from error
+    if abs(priority) >= MAX_PRIORITY:
+        raise InvalidRequest("the priority is out of range", param="X-Headrace-Priority")
+    return priority
