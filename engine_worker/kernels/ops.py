@@ -90,8 +90,11 @@ class AttentionShape:
 class KvCache(Protocol):
     """The cache tensors of all layers, in the layout of the implementation that allocated them."""
 
-    num_blocks: int
-    block_size: int
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
 
 
 class Ops(Protocol):
