@@ -208,7 +208,8 @@ def _in_groups(values: Tensor) -> Tensor:
 
 def _interleave_rows(gate: Tensor, up: Tensor) -> Tensor:
     if gate.shape != up.shape or gate.dtype != up.dtype:
-        raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have the same shape")
+        shapes = f"gate ({gate.dtype} {tuple(gate.shape)}) and up ({up.dtype} {tuple(up.shape)})"
+        raise ValueError(f"{shapes} must have the same shape and type")
     n, k = gate.shape
     rows = _round_up(n, GROUP // 2)
     halves = [_pad(t, rows, k).view(-1, GROUP // 2, k) for t in (gate, up)]

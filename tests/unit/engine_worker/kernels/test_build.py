@@ -1,0 +1,85 @@
+"""Compiling the kernels at first use, and what happens where that cannot be."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from engine_worker.kernels.build import CPU_FLAGS, BuildSettings, KernelsUnavailable, build, missing_cpu_flags
+from engine_worker.kernels.cpu import CpuOps
+from tests.unit.engine_worker.kernels.native import needs_native
+
+
+def cpuinfo(path: Path, flags: str) -> Path:
+    path.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+    return path
+
+
+def compiler(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+ALL_FLAGS = " ".join(CPU_FLAGS)
+# Answers --version; else makes a file where -o says, and counts its calls.
+COUNTING = """
+[ "$1" = --version ] && echo 1.0 && exit
+while [ "$1" != -o ]; do shift; done
+echo call >> "$(dirname "$0")/calls"
+sleep 0.2
+echo built > "$2"
+"""
+
+
+def test_a_cpu_without_the_flags_is_named(tmp_path: Path) -> None:
+    settings = BuildSettings(tmp_path, cpuinfo=cpuinfo(tmp_path / "cpuinfo", "avx2 fma"))
+    with pytest.raises(KernelsUnavailable, match="avx512_bf16"):
+        build(settings)
+    assert missing_cpu_flags(tmp_path / "nothing") == tuple(CPU_FLAGS)
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
+    settings = BuildSettings(tmp_path, "no-such-compiler", cpuinfo(tmp_path / "cpuinfo", ALL_FLAGS))
+    with pytest.raises(KernelsUnavailable, match="no-such-compiler"):
+        build(settings)
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
+    fails = compiler(tmp_path / "cc", '[ "$1" = --version ] && exit 0\necho "cannot do this" >&2; exit 1')
+    with pytest.raises(KernelsUnavailable, match="cannot do this"):
+        build(BuildSettings(tmp_path / "cache", fails, cpuinfo(tmp_path / "cpuinfo", ALL_FLAGS)))
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = BuildSettings(tmp_path / "file" / "cache", compiler(tmp_path / "cc", COUNTING))
+    with pytest.raises(KernelsUnavailable, match="cache"):
+        build(BuildSettings(settings.cache_dir, settings.compiler, cpuinfo(tmp_path / "cpuinfo", ALL_FLAGS)))
+
+
+def test_many_at_once_compile_once_and_later_ones_not_at_all(tmp_path: Path) -> None:
+    settings = BuildSettings(
+        tmp_path / "cache", compiler(tmp_path / "cc", COUNTING), cpuinfo(tmp_path / "cpuinfo", ALL_FLAGS)
+    )
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: build(settings), range(4)))
+    assert len(paths) == 1
+    assert build(settings).read_text() == "built\n"
+    assert (tmp_path / "calls").read_text().count("call") == 2  # one compile, one link
+
+
+def test_ops_of_a_machine_without_kernels_say_so(tmp_path: Path) -> None:
+    with pytest.raises(KernelsUnavailable):
+        CpuOps(build=BuildSettings(tmp_path, "no-such-compiler"))
+
+
+@needs_native
+def test_the_kernels_share_the_threads_of_torch() -> None:
+    CpuOps()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1
