@@ -1,71 +1,58 @@
-"""The connection to the log."""
+"""The connection to the log: opening, checking, calling, and coming back after a failure."""
 
 from __future__ import annotations
 
-from typing import Literal
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
-from pydantic import Field
-
-from common.config import Settings
+from common.errors import ConfigError, LogCorrupt, LogUnavailable
+from common.transport import deployment
+from common.transport.connections import (
+    TRANSIENT,
+    Connections,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    connect,
+    is_missing_group,
+    translated,
+)
 from common.transport.keys import Keys
 from common.transport.leases import Lease
+from common.transport.scripts import Script
+from common.transport.settings import RedisSettings
+
+__all__ = ["GroupMissing", "LogClient", "RedisSettings"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 0.5
 
 
-class RedisSettings(Settings):
-    """How to reach the log and what it promises."""
-
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        description="redis://, rediss://, unix:///path, redis+sentinel://h1:p1,h2:p2/name or redis+cluster://h1:p1,h2:p2",
-    )
-    key_prefix: str = Field(default="headrace:", max_length=64, description="Prefix of every key and channel")
-    partitions: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Partitions of the key space. Unset: as the deployment was first started (then 16, or 1 over a unix socket)",
-    )
-    durability: Literal["standard", "strict"] = Field(
-        default="standard",
-        description="strict: nothing is shown before it is on disk (appendfsync always) or on strict_replicas replicas",
-    )
-    strict_replicas: int = Field(
-        default=0,
-        ge=0,
-        le=8,
-        description="Replicas that must acknowledge in strict mode; 0 relies on appendfsync always",
-    )
-    strict_wait_ms: int = Field(default=1000, ge=1, le=60_000, description="Longest wait for those replicas")
-    redis_connect_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Time to connect")
-    redis_timeout_s: float = Field(default=5.0, gt=0, le=60, description="Time for one answer")
-    redis_retry_s: float = Field(default=5.0, ge=0, le=600, description="How long one call is retried over reconnects")
-    redis_max_connections: int = Field(default=32, ge=2, le=4096, description="Connections for commands, a process")
-    retention_s: int = Field(default=900, ge=1, le=604_800, description="How long an ended request stays readable")
-    request_ttl_s: int = Field(default=86_400, ge=60, description="Life of an accepted request without a deadline")
-    reader_timeout_s: float = Field(
-        default=30.0,
-        ge=1,
-        le=3600,
-        description="Without a sign of a reader for so long (plus the grace time): orphaned",
-    )
-    blob_cache_bytes: int = Field(default=268_435_456, ge=0, description="Largest blob accepted by the registry")
-
-    @property
-    def reader_refresh_s(self) -> float:
-        """How often an edge says that a request still has a reader."""
-        return self.reader_timeout_s / 4
+class GroupMissing(LogCorrupt):
+    """A consumer group is gone; whoever reads with it creates it again. Does not leave this package."""
 
 
 class LogClient:
     """One process's connections to the log. Everything else in this package is built on it; `close` it at the end.
 
-    redis types stay inside this package: failures come out as `LogUnavailable`, `LogCorrupt` or `ConfigError`.
+    Belongs to one event loop. redis types stay inside this package: failures come out as `LogUnavailable`,
+    `LogCorrupt` or `ConfigError`. Cancelling a call closes its connection, so calls belong into long-lived tasks.
     """
 
-    settings: RedisSettings
-    keys: Keys
-    generation: int
-    """Counts (re)connections: when it changed, replies may have been lost."""
+    def __init__(self, settings: RedisSettings, connections: Connections, keys: Keys) -> None:
+        """Use `open`."""
+        self.settings = settings
+        self.keys = keys
+        self.connections = connections
+        self.generation = 0
+        """Counts reconnections: when it has changed, replies may have been lost."""
+        self._reconnecting = asyncio.Lock()
 
     @classmethod
     async def open(cls, settings: RedisSettings) -> LogClient:
@@ -75,15 +62,135 @@ class LogClient:
         count than the deployment's, an eviction policy that would drop requests, or strict durability that the server
         does not give.
         """
-        raise NotImplementedError
+        connections = connect(settings)
+        client = cls(settings, connections, Keys(settings.key_prefix, settings.partitions or 1))
+        try:
+            await client.retrying(connections.ping)
+            await client.retrying(lambda: deployment.check_server(connections, settings))
+            partitions = await client.retrying(lambda: deployment.agree_partitions(connections, client.keys, settings))
+        except BaseException:
+            await connections.close()
+            raise
+        client.keys = Keys(settings.key_prefix, partitions)
+        return client
 
     async def close(self) -> None:
         """Close all connections. No call may be in flight."""
+        await self.connections.close()
 
     async def ping(self) -> float:
         """Round trip in seconds, without retries. Raises `LogUnavailable`."""
-        raise NotImplementedError
+        start = time.monotonic()
+        try:
+            await self.connections.ping()
+        except (*TRANSIENT, RedisError) as error:
+            raise translated(error) from error
+        return time.monotonic() - start
 
     def lease(self, worker: str, ttl_s: float = 3.0) -> Lease:
         """A new incarnation's lease with connections of its own, for use from one other thread."""
-        raise NotImplementedError
+        return Lease(self.settings, self.keys, worker, ttl_s)
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, is_durable: bool = False) -> Any:
+        """Call a repeatable script, again after a reconnection if need be.
+
+        With ``is_durable`` the reply comes only when the configured replicas have what was written before it.
+        """
+
+        async def call() -> Any:
+            return await self._evaluate(script, keys, args, is_durable=is_durable)
+
+        return await self.retrying(call)
+
+    async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Call a script that must not be repeated. After a lost connection it comes back up, then raises."""
+        return await self._once(lambda: self._evaluate(script, keys, args, is_durable=False))
+
+    async def command(self, *args: Any, key: str) -> Any:
+        """A repeatable command on the node of ``key``."""
+        return await self.retrying(lambda: self.connections.execute(*args, key=key))
+
+    async def blocking(self, *args: Any, key: str) -> Any:
+        """A blocking command, not repeated."""
+        return await self._once(lambda: self.connections.execute(*args, key=key, is_blocking=True))
+
+    async def retrying(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+        """The operation, tried again over reconnections for ``redis_retry_s``."""
+        deadline = time.monotonic() + self.settings.redis_retry_s
+        while True:
+            generation = self.generation
+            try:
+                return await operation()
+            except TRANSIENT as error:
+                if time.monotonic() >= deadline:
+                    raise translated(error) from error
+                await self._recover(generation, deadline, error)
+            except RedisError as error:
+                raise _answered(error) from error
+
+    async def reconnected(self, generation: int, cause: Exception) -> None:
+        """For connections that live outside of `run` and `command`: wait until the log answers again.
+
+        Returns at once when somebody has reconnected since ``generation``. Raises `LogUnavailable`.
+        """
+        await self._recover(generation, time.monotonic() + self.settings.redis_retry_s, cause)
+
+    async def _once(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+        generation = self.generation
+        try:
+            return await operation()
+        except TRANSIENT as error:
+            await self._recover(generation, time.monotonic() + self.settings.redis_retry_s, error)
+            raise translated(error) from error
+        except RedisError as error:
+            raise _answered(error) from error
+
+    async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, is_durable: bool) -> Any:
+        tail = (len(keys), *keys, *args)
+        try:
+            return await self._send("EVALSHA", script.sha, *tail, key=keys[0], is_durable=is_durable)
+        except NoScriptError:  # a restart or a failover empties the script cache; EVAL fills it
+            return await self._send("EVAL", script.text, *tail, key=keys[0], is_durable=is_durable)
+
+    async def _send(self, *args: Any, key: str, is_durable: bool) -> Any:
+        replicas = self.settings.strict_replicas if self.settings.durability == "strict" else 0
+        if not (is_durable and replicas):
+            return await self.connections.execute(*args, key=key)
+        wait_ms = self.settings.strict_wait_ms
+        reply, acknowledged = await self.connections.execute_and_wait(
+            *args, key=key, replicas=replicas, wait_ms=wait_ms
+        )
+        if acknowledged < replicas:
+            raise LogUnavailable(f"{acknowledged} of {replicas} replicas acknowledged within {wait_ms} ms")
+        return reply
+
+    async def _recover(self, generation: int, deadline: float, cause: Exception) -> None:
+        """Come back up, one task for all: the others wait for it and go on with what it found."""
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(deadline - time.monotonic(), 0)):
+                async with self._reconnecting:
+                    if self.generation == generation:
+                        await self._reconnect(cause)
+        except TimeoutError:
+            raise translated(cause) from cause
+
+    async def _reconnect(self, cause: Exception) -> None:
+        _log.warning("connection to the log lost: %s: %s", type(cause).__name__, cause)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            with contextlib.suppress(*TRANSIENT):
+                await self.connections.refresh()
+                await self.connections.ping()
+                self.generation += 1
+                _log.info("connected to the log again")
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _answered(error: RedisError) -> ConfigError | LogUnavailable | LogCorrupt:
+    if isinstance(error, ResponseError) and is_missing_group(error):
+        return GroupMissing(str(error))
+    ours = translated(error)
+    assert isinstance(ours, LogUnavailable | LogCorrupt)
+    return ours

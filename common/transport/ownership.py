@@ -1,13 +1,37 @@
-"""What workers do with requests: claim, own, append, take over, hand over."""
+"""What workers do with requests: claim, own, append, take over, hand over.
+
+Order of effects: an entry becomes pending with this worker (claim, takeover), then the request is owned under a new
+epoch, then its log is read, then it is remembered as held and handed out. Whatever is interrupted on the way is still
+pending, and the next look at the history starts it again under a newer epoch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from common.events import InboxEvent
+from common.errors import LogCorrupt, LogUnavailable
+from common.events import CancelReason, Failed, InboxEvent, decode_request
+from common.transport import scripts
+from common.transport.absence import AbsenceWatch
+from common.transport.appending import Batch, batches
 from common.transport.client import LogClient
+from common.transport.frames import publish
+from common.transport.inbox import Inbox
+from common.transport.keys import GROUP, QueueClass
 from common.transport.leases import Lease
-from common.transport.records import AppendItem, AppendOutcome, Owned
+from common.transport.log import read_all
+from common.transport.queues import Entry, Queues, pairs
+from common.transport.records import AppendItem, AppendOutcome, AppendStatus, Frame, Owned
+
+_log = logging.getLogger(__name__)
+_OWN_CHUNK: Final = 64
+_RECHECK_S: Final = 3.0
+_NO_LEASE_PAUSE_S: Final = 0.05
 
 
 class Ownership:
@@ -18,9 +42,25 @@ class Ownership:
 
     def __init__(self, client: LogClient, *, model: str, lease: Lease, max_attempts: int = 3) -> None:
         self._client = client
+        self._model = model
+        self._lease = lease
+        self._max_attempts = max_attempts
+        self._queues = Queues(client, model, lease)
+        self._inbox = Inbox(client, lease.worker)
+        self._held: dict[str, int] = {}
+        self._owning = asyncio.Lock()  # what is held must not change between asking for an epoch and remembering it
+        self._absent: AbsenceWatch[tuple[int, str]] = AbsenceWatch(lease.ttl_s / 2)
+        self._generation = client.generation
+        self._recheck_at = time.monotonic()  # a reused worker name may have a history already
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Request id to epoch of everything owned and not yet ended, fenced or released."""
+        return dict(self._held)
 
     async def ensure_groups(self) -> None:
         """Create the consumer groups. To be called once at start; repeated by itself when they vanish."""
+        await self._queues.ensure_groups()
 
     async def claim(self, limit: int, block_ms: int = 0) -> list[Owned]:
         """Take up to ``limit`` requests and own them; wait up to ``block_ms`` when there is none.
@@ -31,18 +71,36 @@ class Ownership:
 
         Raises `LogUnavailable`.
         """
-        raise NotImplementedError
+        with self._delivering() as owned:
+            if self._client.generation != self._generation or time.monotonic() >= self._recheck_at:
+                await self._recheck(owned)
+            if limit > len(owned):
+                await self._claim_new(owned, limit - len(owned), 0 if owned else block_ms)
+        return owned
 
     async def recheck_history(self) -> list[Owned]:
-        """Own what is pending with this worker but not held by it (the reply that named it was lost)."""
-        raise NotImplementedError
+        """Own what is pending with this worker but not held by it (the reply that named it was lost).
+
+        Raises `LogUnavailable`.
+        """
+        with self._delivering() as owned:
+            await self._recheck(owned)
+        return owned
 
     async def takeover_scan(self, limit: int) -> list[Owned]:
         """Take up to ``limit`` requests from workers whose leases are gone. Call it every half lease.
 
         A lease counts as gone when it was seen absent twice, half a lease apart, without a failure in between.
+
+        Raises `LogUnavailable`.
         """
-        raise NotImplementedError
+        with self._delivering() as owned:
+            for partition, dead in await self._dead_workers():
+                for queue_class in QueueClass:
+                    if len(owned) < limit:
+                        taken = await self._take(partition, queue_class, dead, limit - len(owned))
+                        await self._own(taken, owned)
+        return owned
 
     async def append(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
         """Append what one engine step produced, then push frames to the edges that read these requests.
@@ -50,17 +108,171 @@ class Ownership:
         Answers in the order of ``items``. Safe to repeat with the same items, which is what to do after
         `LogUnavailable` (any part may have been appended).
         """
-        raise NotImplementedError
+        calls = batches(items, self._client.keys)
+        replies = await asyncio.gather(*(self._append(batch) for batch in calls), return_exceptions=True)
+        outcomes: dict[int, AppendOutcome] = {}
+        routed: list[tuple[bytes, list[Frame]]] = []
+        for batch, reply in zip(calls, replies, strict=True):
+            if not isinstance(reply, BaseException):
+                outcomes.update(zip(batch.indexes, batch.outcomes(reply), strict=True))
+                routed.extend(batch.frames(reply))
+        await publish(self._client, routed)
+        for index, outcome in outcomes.items():
+            self._settle(items[index], outcome)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return [outcomes[index] for index in range(len(items))]
 
     async def release(self, request_id: str) -> bool:
-        """Hand a request back, in front of the queue, for another worker. False when it was not ours any more."""
-        raise NotImplementedError
+        """Hand a request back, in front of the queue, for another worker. False when it was not ours any more.
+
+        Raises `LogUnavailable`.
+        """
+        epoch = self._held.get(request_id)
+        if epoch is None:
+            return False
+        keys = self._client.keys
+        queues = keys.queues(keys.partition(request_id), self._model)
+        arguments = [GROUP, self._lease.worker, epoch, request_id]
+        reply = await self._client.run(scripts.RELEASE, [keys.request(request_id), *queues], arguments)
+        self._held.pop(request_id, None)
+        return bool(reply)
 
     async def read_inbox(self, block_ms: int = 0) -> list[InboxEvent]:
-        """New cancellations and drains, waiting up to ``block_ms`` for the first."""
-        raise NotImplementedError
+        """New cancellations and drains, waiting up to ``block_ms`` for the first.
 
-    @property
-    def held(self) -> dict[str, int]:
-        """Request id to epoch of everything owned and not yet ended, fenced or released."""
-        raise NotImplementedError
+        Raises `LogUnavailable`; nothing is lost, ask again.
+        """
+        return await self._inbox.read(block_ms)
+
+    @contextlib.contextmanager
+    def _delivering(self) -> Iterator[list[Owned]]:
+        """Collects what the caller gets. A failure after the first success is left to the next call.
+
+        What cannot be handed out is not held, so that the history shows it again.
+        """
+        owned: list[Owned] = []
+        try:
+            yield owned
+        except LogUnavailable:
+            if not owned:
+                raise
+        except BaseException:
+            for item in owned:
+                self._held.pop(item.request.request_id, None)
+            self._recheck_at = time.monotonic()
+            raise
+
+    async def _recheck(self, owned: list[Owned]) -> None:
+        generation = self._client.generation
+        await self._own(await self._queues.read_history(), owned)
+        self._generation, self._recheck_at = generation, time.monotonic() + _RECHECK_S
+
+    async def _claim_new(self, owned: list[Owned], count: int, block_ms: int) -> None:
+        entries = await self._queues.read_new(count)
+        if entries is None:
+            await asyncio.sleep(min(_NO_LEASE_PAUSE_S, block_ms / 1000))
+            return
+        if not entries and block_ms:
+            entries = await self._queues.wait_new(count, block_ms)
+        await self._own(entries, owned)
+
+    async def _own(self, entries: Sequence[Entry], owned: list[Owned]) -> None:
+        by_partition: dict[int, list[Entry]] = {}
+        for entry in entries:
+            by_partition.setdefault(entry.partition, []).append(entry)
+        for partition, group in by_partition.items():
+            for start in range(0, len(group), _OWN_CHUNK):
+                async with self._owning:
+                    await self._own_chunk(partition, group[start : start + _OWN_CHUNK], owned)
+
+    async def _own_chunk(self, partition: int, entries: Sequence[Entry], owned: list[Owned]) -> None:
+        keys, lease, settings = self._client.keys, self._lease, self._client.settings
+        names = [
+            keys.lease(partition, lease.worker),
+            keys.load(partition, self._model),
+            keys.dead_letters(partition, self._model),
+            *keys.queues(partition, self._model),
+        ]
+        arguments: list[Any] = [GROUP, lease.worker, lease.token, self._max_attempts, settings.retention_s]
+        arguments.append(int(settings.reader_timeout_s * 1000))
+        for entry in entries:
+            names += (keys.request(entry.request_id), keys.output(entry.request_id))
+            known = self._held.get(entry.request_id, "")
+            arguments += (int(entry.queue_class), entry.entry_id, entry.request_id, known)
+        replies = await self._client.run(scripts.OWN, names, arguments, is_durable=True)
+        if replies is None:  # the lease is not held: look again when it is
+            self._recheck_at = time.monotonic()
+            return
+        for entry, reply in zip(entries, replies, strict=True):
+            await self._take_up(entry.request_id, reply, owned)
+
+    async def _take_up(self, request_id: str, reply: list[Any], owned: list[Owned]) -> None:
+        """Act on one answer of the own script (its head explains them)."""
+        match reply:
+            case [0]:
+                self._held.pop(request_id, None)
+            case [2]:
+                pass
+            case [3, n, payload, edges]:
+                self._held.pop(request_id, None)
+                await publish(self._client, [(edges, [Frame(request_id, n, payload)])])
+            case [1, epoch, length, spec, cancel, attempts, queued_ms]:
+                try:
+                    events = await read_all(self._client, request_id) if length else []
+                    request = decode_request(spec)
+                except LogCorrupt as error:
+                    await self._give_up(request_id, epoch, length, error)
+                    return
+                reason = CancelReason(cancel.decode()) if cancel else None
+                self._held[request_id] = epoch
+                owned.append(
+                    Owned(request, epoch, len(events), tuple(events), reason, attempts, max(queued_ms, 0) / 1000)
+                )
+            case _:
+                raise LogCorrupt(f"own answered {reply!r}")
+
+    async def _give_up(self, request_id: str, epoch: int, length: int, error: LogCorrupt) -> None:
+        """End a request that no reader of this version can continue."""
+        _log.error("request %s cannot be understood: %s", request_id, error.message)
+        failure = Failed(epoch=epoch, t=time.time(), code=error.code, message=error.message)
+        await self.append([AppendItem(request_id, epoch, length + 1, (failure,), is_final=True)])
+
+    async def _append(self, batch: Batch) -> Any:
+        names = batch.keys(self._client.keys, self._model)
+        arguments = batch.arguments(self._client.settings, self._lease.token)
+        return await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
+
+    def _settle(self, item: AppendItem, outcome: AppendOutcome) -> None:
+        is_over = item.is_final and outcome.status in (AppendStatus.APPENDED, AppendStatus.DUPLICATE)
+        is_lost = outcome.status is AppendStatus.FENCED
+        if (is_over or is_lost) and self._held.get(item.request_id) == item.epoch:
+            del self._held[item.request_id]
+
+    async def _dead_workers(self) -> list[tuple[int, str]]:
+        """(partition, worker) of the consumers whose leases have been absent long enough."""
+        generation = self._client.generation
+        try:
+            absent: set[tuple[int, str]] = set()
+            for partition in range(self._client.keys.partitions):
+                for name in await self._queues.other_consumers(partition):
+                    lease = self._client.keys.lease(partition, name)
+                    if not await self._client.command("EXISTS", lease, key=lease):
+                        absent.add((partition, name))
+        except LogUnavailable:
+            self._absent.forget()
+            raise
+        if self._client.generation != generation:
+            self._absent.forget()
+        return self._absent.look(absent, time.monotonic())
+
+    async def _take(self, partition: int, queue_class: QueueClass, dead: str, count: int) -> list[Entry]:
+        keys, lease = self._client.keys, self._lease
+        queue = keys.queue(partition, self._model, queue_class)
+        names = [queue, keys.lease(partition, dead), keys.lease(partition, lease.worker)]
+        arguments = [GROUP, dead, lease.worker, lease.token, count]
+        reply = await self._queues.with_groups(lambda: self._client.run(scripts.TAKEOVER, names, arguments))
+        if reply:
+            _log.warning("taking over %d requests of worker %s", len(reply) // 2, dead)
+        return [Entry(partition, queue_class, entry_id, request_id) for entry_id, request_id in pairs(reply or [])]

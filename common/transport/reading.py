@@ -1,12 +1,22 @@
-"""What edges and tools read: one request from any position, and the push channel of an edge."""
+"""What edges and tools read: one request from any position."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from common.events import Recorded
+from common.errors import StreamExpired
+from common.events import TERMINAL, CancelReason, Recorded, decode_request
+from common.transport import scripts
 from common.transport.client import LogClient
-from common.transport.records import Attached, Frame, RequestStatus, Resubscribed
+from common.transport.frame_bus import FrameBus
+from common.transport.log import read_page, recorded
+from common.transport.records import Attached, RequestPhase, RequestStatus
+
+__all__ = ["FrameBus", "Reading"]
+
+_MOST_EDGES = 8  # that frames of one request are pushed to; further readers read
+_SEEN_BATCH = 256
 
 
 class Reading:
@@ -21,45 +31,89 @@ class Reading:
         Registering comes first, so an event is either among those returned or pushed to the edge's `FrameBus`.
         An empty ``edge_id`` reads without registering.
 
-        Raises `StreamExpired` when the request is unknown or past retention, `LogUnavailable`, `LogCorrupt`.
+        Raises `StreamExpired` when the request is unknown or past retention, `InvalidRequest` for a malformed id,
+        `LogUnavailable`, `LogCorrupt`.
         """
-        raise NotImplementedError
+        keys = self._client.keys
+        reply = await self._client.run(
+            scripts.ATTACH,
+            [keys.request(request_id), keys.output(request_id)],
+            [edge_id, after, limit, _MOST_EDGES],
+        )
+        if reply is None:
+            raise StreamExpired(f"request {request_id} is unknown or past its retention")
+        phase, spec, grace_ms, length, entries = reply
+        return Attached(
+            request_id=request_id,
+            phase=RequestPhase(phase.decode()),
+            spec=decode_request(spec),
+            events=tuple(recorded(entries, after)),
+            last_n=length,
+            grace_s=int(grace_ms) / 1000,
+        )
 
     async def detach(self, request_id: str, edge_id: str) -> None:
         """Stop pushing the request's frames to this edge."""
+        await self._client.run(scripts.SEEN, [self._client.keys.request(request_id)], [edge_id])
 
     async def keep_alive(self, request_ids: Iterable[str]) -> None:
         """Say that these requests still have readers. To be called every `RedisSettings.reader_refresh_s`."""
+        keys = self._client.keys
+        by_partition: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            by_partition.setdefault(keys.partition(request_id), []).append(keys.request(request_id))
+        for names in by_partition.values():
+            for start in range(0, len(names), _SEEN_BATCH):
+                await self._client.run(scripts.SEEN, names[start : start + _SEEN_BATCH], [""])
 
     async def read_range(self, request_id: str, *, after: int, limit: int = 1000) -> list[Recorded]:
-        """Events after+1 ... in order, at most ``limit``; empty when there are none (or the log has expired)."""
-        raise NotImplementedError
+        """Events after+1 ... in order, at most ``limit``; empty when there are none (or the log has expired).
 
-    def follow(self, request_id: str, *, after: int = 0, poll_s: float = 0.1) -> AsyncIterator[Recorded]:
-        """Events from after+1 to the terminal one, by polling: for tools, not for edges."""
-        raise NotImplementedError
+        Raises `LogUnavailable`, `LogCorrupt`, and `InvalidRequest` for a malformed id.
+        """
+        return await read_page(self._client, request_id, after, limit)
+
+    async def follow(self, request_id: str, *, after: int = 0, poll_s: float = 0.1) -> AsyncIterator[Recorded]:
+        """Events from after+1 to the terminal one, by polling: for tools, not for edges.
+
+        Ends early when the log has expired. Raises as `attach` does.
+        """
+        while True:
+            attached = await self.attach(request_id, after=after, edge_id="")
+            for item in attached.events:
+                yield item
+                if isinstance(item.event, TERMINAL):
+                    return
+            after += len(attached.events)
+            if attached.phase is RequestPhase.DONE and not attached.events:
+                return
+            if not attached.events:
+                await asyncio.sleep(poll_s)
 
     async def status(self, request_id: str) -> RequestStatus:
         """Where the request stands. Raises `StreamExpired` when it is unknown."""
-        raise NotImplementedError
-
-
-class FrameBus:
-    """The one push connection of an edge. A frame is a hint: it may be lost or repeated, never invented.
-
-    ``async with FrameBus(client, edge_id) as bus: async for signal in bus: ...`` yields `Resubscribed` (first of all
-    too, and after every reconnection) and tuples of frames, for ever; connection loss is handled inside.
-    """
-
-    def __init__(self, client: LogClient, edge_id: str) -> None:
-        self._client = client
-        self._edge_id = edge_id
-
-    async def __aenter__(self) -> FrameBus:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-    def __aiter__(self) -> AsyncIterator[Resubscribed | tuple[Frame, ...]]:
-        raise NotImplementedError
+        keys = self._client.keys
+        name = keys.request(request_id)
+        fields = ("state", "epoch", "owner", "attempts", "cancel", "cancel_by", "edges", "submitted", "seen", "ended",
+                  "deadline", "model")  # fmt: skip
+        values = await self._client.command("HMGET", name, *fields, key=name)
+        if values[0] is None:
+            raise StreamExpired(f"request {request_id} is unknown or past its retention")
+        text = {field: (value or b"").decode() for field, value in zip(fields, values, strict=True)}
+        output = keys.output(request_id)
+        return RequestStatus(
+            request_id=request_id,
+            model=text["model"],
+            phase=RequestPhase(text["state"]),
+            epoch=int(text["epoch"]),
+            owner=text["owner"],
+            attempts=int(text["attempts"]),
+            cancel=CancelReason(text["cancel"]) if text["cancel"] else None,
+            cancelled_by=text["cancel_by"],
+            edges=tuple(edge for edge in text["edges"].split(",") if edge),
+            submitted_s=int(text["submitted"]) / 1000,
+            seen_s=int(text["seen"]) / 1000,
+            ended_s=int(text["ended"]) / 1000 if text["ended"] else None,
+            deadline_s=int(text["deadline"]) / 1000 if text["deadline"] else None,
+            last_n=await self._client.command("XLEN", output, key=output),
+        )

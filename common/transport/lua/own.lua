@@ -1,0 +1,61 @@
+-- Turn pending queue entries of a worker into ownership.
+-- KEYS: lease, load hash, dead letters, queues in class order (4), then (request hash, output stream) for each entry
+-- ARGV: group, worker, token, max attempts, retention s, reader timeout ms,
+--       then for each entry: class, entry id, request id, epoch the worker holds or ''
+-- Reply: nil when the lease is not held; else for each entry
+--   {0}                          forget it: not this worker's, ended, or a leftover
+--   {2}                          carry on: the epoch held is the current one
+--   {3, n, payload, edges}       ended here with event n
+--   {1, epoch, length, spec, cancel or '', attempts, ms since submission}
+if redis.call('GET', KEYS[1]) ~= ARGV[3] then return false end
+local group, worker, token = ARGV[1], ARGV[2], ARGV[3]
+local load, dead_letters = KEYS[2], KEYS[3]
+local now = now_ms()
+
+local function fail(req, out, queue, epoch, code, message, edges)
+  local n = redis.call('XLEN', out) + 1
+  local payload = cmsgpack.pack({type = 'failed', epoch = epoch, t = now / 1000, code = code, message = message})
+  redis.call('XADD', out, n .. '-0', 'd', payload)
+  redis.call('HSET', req, 'epoch', epoch)  -- whoever held it is fenced
+  finish(req, out, load, queue, group, ARGV[5], now)
+  return {3, n, payload, edges}
+end
+
+local replies = {}
+for i = 1, (#KEYS - 7) / 2 do
+  local a = 7 + 4 * (i - 1)
+  local class, qid, rid, known = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
+  local queue, req, out = KEYS[3 + tonumber(class)], KEYS[6 + 2 * i], KEYS[7 + 2 * i]
+  local mine = redis.call('XPENDING', queue, group, qid, qid, 1, worker)
+  local m = redis.call('HMGET', req, 'state', 'epoch', 'q', 'qid', 'attempts', 'owner', 'token', 'deadline', 'cancel',
+    'seen', 'grace', 'spec', 'submitted', 'edges')
+  if #mine == 0 then
+    replies[i] = {0}
+  elseif not m[1] or m[1] == 'done' or m[3] ~= class or m[4] ~= qid then
+    redis.call('XACK', queue, group, qid)
+    redis.call('XDEL', queue, qid)
+    replies[i] = {0}
+  elseif known == m[2] and m[6] == worker and m[7] == token then
+    replies[i] = {2}
+  else
+    local epoch, attempts = tonumber(m[2]) + 1, tonumber(m[5])
+    -- Running elsewhere until now: its owner died. Running here: only our reply was lost.
+    if m[1] == 'running' and (m[6] ~= worker or m[7] ~= token) then
+      attempts = redis.call('HINCRBY', req, 'attempts', 1)
+    end
+    if attempts > tonumber(ARGV[4]) then
+      redis.call('XADD', dead_letters, 'MAXLEN', '~', 1000, '*', 'rid', rid, 'reason', 'quarantined',
+        'attempts', attempts, 'owner', m[6] or '', 'spec', m[12])
+      replies[i] = fail(req, out, queue, epoch, 'quarantined',
+        'the request was taken from a dead worker ' .. attempts .. ' times', m[14])
+    elseif m[8] ~= '' and now > tonumber(m[8]) then
+      replies[i] = fail(req, out, queue, epoch, 'deadline_exceeded',
+        'the deadline passed before a worker could run the request', m[14])
+    else
+      local cancel = wanted_end(req, {m[9], m[10], m[11]}, tonumber(ARGV[6]), now)
+      redis.call('HSET', req, 'state', 'running', 'epoch', epoch, 'owner', worker, 'token', token)
+      replies[i] = {1, epoch, redis.call('XLEN', out), m[12], cancel or '', attempts, now - tonumber(m[13])}
+    end
+  end
+end
+return replies
