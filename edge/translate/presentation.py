@@ -18,20 +18,20 @@ class Presentation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     created: int  # unix time, seconds
     model: str  # the name shown in answers
     system_fingerprint: str = ""
-    stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    logprobs: int | None = None  # entries asked for at each position; None = none
-    prompt_logprobs: bool = False  # shown as their own field (echo shows them otherwise)
+    logprobs: int | None = None  # alternatives asked for at each position; None = no log probabilities
+    prompt_logprobs: bool = False  # shown in a field of their own
     echo: str = ""  # chat: text that precedes the output
     echo_prompts: tuple[str, ...] = ()  # completions with echo: the prompts' texts
+    hide_output: bool = False  # completions that only score their prompt
     return_token_ids: bool = False
-    tokens_as_ids: bool = False  # "token_id:123" in logprobs
-    tool_format: str = ""  # parser of tool calls; empty = none
-    forced_tool: str = ""  # name of the one tool that must be called
+    tokens_as_ids: bool = False  # "token_id:123" in place of token texts in logprobs
+    tool_format: str = ""  # parser of tool calls; empty = no calls are expected
+    tool_choice: str = "none"  # none, auto, required, named
     parallel_tool_calls: bool = True
-    reasoning_format: str = ""  # parser of reasoning; empty = none
-    in_reasoning: bool = False  # the prompt already opened the reasoning
+    reasoning_format: str = ""  # parser of reasoning; empty = none is expected
+    in_reasoning: bool = False  # the prompt ends inside the reasoning
     include_reasoning: bool = True
 
 

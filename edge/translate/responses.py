@@ -40,5 +40,5 @@ class AnswerBuilder:
         raise NotImplementedError
 
     def body(self) -> bytes:
-        """The JSON document. Raises the `HeadraceError` of a failed request (`EngineError`, `DeadlineExceeded`, ...)."""
+        """The JSON document. Raises the `HeadraceError` of a failed request (`EngineError`, ...)."""
         raise NotImplementedError

@@ -1,0 +1,98 @@
+"""What the parsers of all tool-call formats share: pending text, the call being read, and content beside calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from edge.parsers.call_object import CallObject
+from edge.parsers.parts import CallStarted, Content, Part, held_prefix
+
+
+class CallTextParser(ABC):
+    """A loop of steps over pending text; each format says what its steps are."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._object: CallObject | None = None
+        self._calls = 0
+        self._space = ""  # white space that is content only if no call follows
+        self._is_after_call = False
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain after ``text``."""
+        self._pending += text
+        parts: list[Part] = []
+        while self._pending and (self._read_object(parts) if self._object is not None else self._step(parts)):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back. A call that was cut stays as it is; the beginning of one is content."""
+        parts: list[Part] = []
+        if self._object is not None:
+            if not self._object.is_started:
+                self._add_content(self._object.raw, parts)
+        elif self._holds_content():
+            self._add_content(self._pending, parts)
+        self._pending, self._object = "", None
+        if self._space and not self._is_after_call:
+            parts.append(Content(self._space))
+            self._space = ""
+        return parts
+
+    @abstractmethod
+    def _step(self, parts: list[Part]) -> bool:
+        """Take something from the pending text outside a call object; False when more text is needed."""
+
+    @abstractmethod
+    def _object_ended(self, *, is_broken: bool) -> None:
+        """The call object has ended; choose the next step."""
+
+    @abstractmethod
+    def _holds_content(self) -> bool:
+        """Whether pending text is content if nothing follows it."""
+
+    def _begin_object(self, call_object: CallObject) -> None:
+        self._object = call_object
+
+    def _read_object(self, parts: list[Part]) -> bool:
+        assert self._object is not None
+        taken, made = self._object.feed(self._pending)
+        self._pending = self._pending[taken:]
+        if made and isinstance(made[0], CallStarted):
+            self._calls += 1
+            self._space, self._is_after_call = "", True
+        parts += made
+        if not (self._object.is_complete or self._object.is_broken):
+            return False
+        if not self._object.is_started:
+            self._add_content(self._object.raw, parts)
+        ended, self._object = self._object, None
+        self._object_ended(is_broken=ended.is_broken)
+        return True
+
+    def _take_before(self, markers: tuple[str, ...], parts: list[Part]) -> str:
+        """Makes content of the text before the first of ``markers``, which is returned; "" when none is complete."""
+        found = (
+            min((at, marker) for marker in markers if (at := self._pending.find(marker)) >= 0)
+            if any(marker in self._pending for marker in markers)
+            else None
+        )
+        if found is not None:
+            self._add_content(self._pending[: found[0]], parts)
+            self._pending = self._pending[found[0] + len(found[1]) :]
+            return found[1]
+        held = max(held_prefix(self._pending, marker) for marker in markers)
+        self._add_content(self._pending[: len(self._pending) - held], parts)
+        self._pending = self._pending[len(self._pending) - held :]
+        return ""
+
+    def _add_content(self, text: str, parts: list[Part]) -> None:
+        text = self._space + text
+        if self._is_after_call:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._is_after_call = False
+            parts.append(Content(shown))
