@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from common.config_fields import Flags, Setting, settings_of
+from common.config_fields import Flags, Setting, settings_of, variable_of
 from common.config_sources import CONFIG_VARIABLE, Given, build_parser, read_environment, read_flags, read_toml
 from common.errors import ConfigError
 
@@ -136,21 +136,24 @@ def load_or_exit(
         _give_up(prog, error)
 
 
-def known_settings() -> dict[str, list[str]]:
-    """Field names of all processes by section, as listed in ``setting_names.txt`` (generated, tested)."""
-    known: dict[str, list[str]] = {}
+def known_settings() -> tuple[dict[str, list[str]], set[str]]:
+    """All processes' field names by section, and variables, as listed in ``setting_names.txt`` (generated, tested)."""
+    names: dict[str, list[str]] = {}
+    variables: set[str] = set()
     for line in NAMES_FILE.read_text(encoding="utf-8").splitlines():
-        section, name = line.split(".")
-        known.setdefault(section, []).append(name)
-    return known
+        qualified, *further = line.split()
+        section, name = qualified.split(".")
+        names.setdefault(section, []).append(name)
+        variables.update((variable_of(name), *further))
+    return names, variables
 
 
 def _collect(
     parser: argparse.ArgumentParser, settings: list[Setting], argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Given], list[str]]:
-    elsewhere = known_settings()
+    elsewhere, variables = known_settings()
     flags = read_flags(parser, settings, argv)
-    environment = read_environment(settings, environ, {name for names in elsewhere.values() for name in names})
+    environment = read_environment(settings, environ, variables)
     values = environment.values | flags.values
     mistakes = flags.mistakes + environment.mistakes
     config = values.pop("config", Given(environ.get(CONFIG_VARIABLE), CONFIG_VARIABLE))

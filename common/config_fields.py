@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return f"{ENV_PREFIX}{self.name.upper()}"
+        return variable_of(self.name)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -64,13 +64,17 @@ class Setting:
     def shown_default(self) -> str:
         if self.required:
             return "required"
-        if self.default is None or self.default == ():
+        if self.default in (None, (), {}, ""):
             return "none"
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if isinstance(self.default, tuple | list):
             return ", ".join(str(item) for item in self.default)
         return "***" if self.is_secret else redacted(str(self.default))
+
+
+def variable_of(name: str) -> str:
+    return f"{ENV_PREFIX}{name.upper()}"
 
 
 def settings_of(section: str, group: type[BaseModel]) -> list[Setting]:
@@ -147,6 +151,6 @@ def _type_name(annotation: Any) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
     found = [
-        f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
+        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
     ]
     return ", ".join(found)

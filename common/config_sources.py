@@ -80,14 +80,14 @@ def read_flags(parser: argparse.ArgumentParser, settings: Sequence[Setting], arg
 
 
 def read_environment(settings: Sequence[Setting], environ: Mapping[str, str], elsewhere: Collection[str]) -> Found:
-    """``elsewhere``: fields of Headrace's other processes, whose variables may be set here too."""
+    """``elsewhere``: variables of Headrace's other processes, which may be set here too."""
     found = Found({}, [])
     for setting in settings:
         variable = next((name for name in setting.variables if environ.get(name)), None)
         if variable is not None:
             _take(found, setting, environ[variable], variable)
     own = {name for setting in settings for name in setting.variables}
-    known = own | {f"{ENV_PREFIX}{name.upper()}" for name in elsewhere} | {CONFIG_VARIABLE}
+    known = {*own, *elsewhere, CONFIG_VARIABLE}
     found.mistakes.extend(
         f"{name}: unknown variable{suggestion(name, known)}"
         for name in sorted(environ)
