@@ -16,7 +16,9 @@ class HttpSettings(Settings):
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
     uds: str = Field("", description="Unix socket to listen on instead of host and port.")
     root_path: str = Field("", description="Path prefix under which a proxy shows this server, such as /llm.")
-    edge_processes: int = Field(1, ge=1, le=64, description="Edge processes that share the listening socket.")
+    reuse_port: bool = Field(
+        False, description="Let several edge processes listen on the same port; the kernel spreads connections."
+    )
     keep_alive_timeout_s: int = Field(75, ge=1, le=3600, description="Seconds an idle connection is kept open.")
     listen_backlog: int = Field(2048, ge=1, le=65535, description="Connections the kernel may hold before accept.")
 
@@ -103,4 +105,10 @@ class CatalogSettings(Settings):
     tokenizer_cache: int = Field(8, ge=1, description="Tokenizers kept in memory.")
     accept_without_worker: bool = Field(
         False, description="Queue requests of a known model that has no live worker, instead of answering 503."
+    )
+    tool_call_parser: str = Field(
+        "", description="How models write tool calls (hermes, llama3_json, mistral); empty: seen from the template."
+    )
+    reasoning_parser: str = Field(
+        "", description="How models mark their reasoning (think, none); empty: seen from the template."
     )

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from common.telemetry.metrics import EdgeMetrics
+    from common.telemetry.settings import FederationSettings
     from common.telemetry.tracing import Tracing
-    from common.transport import LogClient, Registry
+    from common.transport import Reading, Registry
     from edge.config import ApiSettings, LimitSettings, StreamSettings
     from edge.lifecycle import Lifecycle
     from edge.limits import Occupancy
@@ -31,8 +32,8 @@ class Services:
     """The parts of one edge process."""
 
     edge_id: str
-    log: LogClient
     registry: Registry
+    reading: Reading
     catalog: ModelCatalog
     relay: Relay
     submitter: Submitter
@@ -44,6 +45,7 @@ class Services:
     api: ApiSettings
     limits: LimitSettings
     streams: StreamSettings
+    federation: FederationSettings
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Runs ``work`` beside the event loop; as many at once as there are threads, the others wait in turn."""

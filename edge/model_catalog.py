@@ -115,7 +115,7 @@ class ModelCatalog:
     async def _load(self, card: ModelCard) -> ServedModel:
         try:
             tokenizer_json = await self._registry.blob(card.tokenizer_blob)
-            return await asyncio.to_thread(_build, card, tokenizer_json)
+            return await asyncio.to_thread(_build, card, tokenizer_json, self._settings)
         except LogUnavailable:
             raise
         except HeadraceError as error:
@@ -137,9 +137,15 @@ class ModelCatalog:
         raise InvalidRequest(f"you must name a model; this server has {names}", param="model")
 
 
-def _build(card: ModelCard, tokenizer_json: bytes) -> ServedModel:
+def _build(card: ModelCard, tokenizer_json: bytes, settings: CatalogSettings) -> ServedModel:
     tokenizer = Tokenizer.from_json(tokenizer_json, card.tokenizer_config)
     template = None
     if card.chat_template:
         template = ChatTemplate(card.chat_template, tokenizer.special_tokens, tokenizer.control_tokens)
-    return ServedModel(card=card, tokenizer=tokenizer, template=template)
+    return ServedModel(
+        card=card,
+        tokenizer=tokenizer,
+        template=template,
+        tool_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )

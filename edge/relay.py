@@ -112,6 +112,10 @@ class Relay:
             group.create_task(self._watch_for_quiet())
             group.create_task(self._keep_alive())
 
+    async def close(self) -> None:
+        """Waits for reads under way; nobody follows any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def _pump(self, bus: FrameBus) -> None:
         async with bus:
             async for signal in bus:

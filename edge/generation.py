@@ -1,0 +1,261 @@
+"""From a body to an answer: translate, submit or attach, follow, render. The same for chat and completions.
+
+Order of side effects: a place in this process is taken first, then the body is translated, then the request is put
+into the log, then the answer begins. Whatever is undone when it goes wrong stands on the `ExitStack` in that order:
+the place is given back, the reader closed (which cancels a request that nobody waits for any more).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from common.errors import HeadraceError, StreamExpired
+from common.telemetry.genai import request_attributes
+from common.transport import Duplicate
+from edge.body import gone, read_body
+from edge.boundary import ClientGone
+from edge.delivery import Delivery, delivery_of
+from edge.dependencies import INLINE_BYTES, Services, services_of
+from edge.errors import Draining, error_document
+from edge.reader import GenerationReader
+from edge.request_context import RequestContext, context_of
+from edge.sse import EventStream, frame_bare, frame_with_ids
+from edge.translate.requests import (
+    Admission,
+    Translated,
+    TranslationLimits,
+    parse_chat,
+    parse_completion,
+    translate_chat,
+    translate_completion,
+)
+from edge.translate.responses import DONE, AnswerBuilder, StreamRenderer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.requests import Request
+
+    from common.events import EngineRequest
+    from common.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One of the two ways to ask for a generation."""
+
+    name: str  # label of metrics
+    operation: str  # in the words of the GenAI conventions
+    parse: Callable[[bytes], Any]
+    translate: Callable[..., Translated]
+
+
+CHAT: Final = Endpoint("chat", "chat", parse_chat, translate_chat)
+COMPLETION: Final = Endpoint("completion", "text_completion", parse_completion, translate_completion)
+
+
+async def create(request: Request, endpoint: Endpoint) -> Response:
+    """Answers POST /v1/chat/completions or /v1/completions. Raises every error of `edge.errors`, and `ClientGone`."""
+    services, context = services_of(request), context_of(request.scope)
+    if services.lifecycle.is_draining:
+        raise Draining("This server is shutting down.", retry_after_s=1.0)
+    delivery = delivery_of(request.headers, services.streams, is_idempotent=context.is_idempotent)
+    raw = await read_body(request, services.limits)
+    with ExitStack() as undo:
+        _take_place(services, context.tenant, undo)
+        with services.tracing.span("validate"):
+            body = await _parse(services, endpoint, raw)
+            model = await services.catalog.serving(body.model)
+        admission = _admission(services, context, delivery, request, is_stream=bool(body.stream))
+        started = time.perf_counter()
+        with services.tracing.span("render"):
+            translated = await services.in_thread(lambda: endpoint.translate(body, model, admission, _limits(services)))
+        services.metrics.render_seconds.observe(time.perf_counter() - started)
+        if translated.ignored:
+            context.outcome["ignored_parameters"] = list(translated.ignored)[:20]
+        fingerprint = hashlib.sha256(endpoint.name.encode() + b"\n" + raw).hexdigest()
+        spec, reader = await _admit(services, context, translated, delivery, endpoint, fingerprint)
+        undo.callback(reader.close)
+        answer = _Answer(services, context, spec, model.tokenizer, reader, delivery)
+        if translated.stream:
+            return await answer.as_stream(request, undo)
+        return await answer.as_document(request)
+
+
+async def resume(request: Request, request_id: str, delivery: Delivery) -> Response:
+    """Answers GET /v1/streams/{request_id}: the stream of a request from any position, by any edge."""
+    services, context = services_of(request), context_of(request.scope)
+    with ExitStack() as undo:
+        _take_place(services, context.tenant, undo)
+        follower = services.relay.follow(request_id, from_log=True)
+        undo.callback(services.relay.leave, follower)
+        attached = await services.relay.attach(follower)
+        spec = attached.spec
+        if spec.tenant != context.tenant:
+            raise StreamExpired("There is no such stream, or it is past its retention.")
+        if delivery.after > attached.last_n:
+            raise StreamExpired(f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}.")
+        model = await services.catalog.loaded(services.catalog.find(spec.model).card)
+        reader = GenerationReader(services, context, spec, follower, ends_with_reader=False, endpoint="stream")
+        undo.callback(reader.close)
+        services.metrics.resumed_streams.inc()
+        return await _Answer(services, context, spec, model.tokenizer, reader, delivery).as_stream(request, undo)
+
+
+class _Answer:
+    """One answer in one of its two forms."""
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        spec: EngineRequest,
+        tokenizer: Tokenizer,
+        reader: GenerationReader,
+        delivery: Delivery,
+    ) -> None:
+        self._services = services
+        self._context = context
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._reader = reader
+        self._delivery = delivery
+
+    async def as_stream(self, request: Request, undo: ExitStack) -> Response:
+        """Server-sent events, once a worker has taken the request up (or the hold is over)."""
+        renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
+        await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
+        headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
+        return EventStream(
+            self._blocks(renderer),
+            self._services.streams,
+            with_ids=self._delivery.with_ids,
+            headers=headers,
+            on_close=undo.pop_all().close,
+        )
+
+    async def as_document(self, request: Request) -> Response:
+        """The whole answer as one JSON document. Raises what failed the request, and `ClientGone`."""
+        builder = AnswerBuilder(self._spec, self._tokenizer)
+        client = asyncio.ensure_future(gone(request.receive))
+        answer = asyncio.ensure_future(self._collect(builder))
+        try:
+            await asyncio.wait({client, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientGone
+            answer.result()
+        except HeadraceError as error:
+            self._reader.fail(error)
+            raise
+        finally:
+            client.cancel()
+            answer.cancel()
+        return Response(builder.body(), media_type="application/json")
+
+    async def _collect(self, builder: AnswerBuilder) -> None:
+        while not builder.ended:
+            for recorded in await self._reader.next():
+                builder.feed(recorded)
+
+    async def _blocks(self, renderer: StreamRenderer) -> AsyncIterator[bytes]:
+        """One write for all events that are there, however many."""
+        delivery = self._delivery
+        first_chunk = {delivery.after + 1: delivery.after_chunks}
+        try:
+            while not renderer.ended:
+                block = b""
+                for recorded in await self._reader.next():
+                    chunks = renderer.feed(recorded)
+                    if chunks and delivery.with_ids:
+                        block += frame_with_ids(recorded.n, chunks, first=first_chunk.get(recorded.n, 0))
+                    elif chunks:
+                        block += frame_bare(chunks)
+                if block:
+                    yield block
+        except HeadraceError as error:
+            self._reader.fail(error)
+            yield frame_bare([error_document(error, self._context.shown_id), DONE])
+
+
+async def _admit(
+    services: Services,
+    context: RequestContext,
+    translated: Translated,
+    delivery: Delivery,
+    endpoint: Endpoint,
+    fingerprint: str,
+) -> tuple[EngineRequest, GenerationReader]:
+    """The request in the log, new or found there, and a reader of it. The reader is there first: no frame is missed."""
+    request = translated.request
+    if context.span is not None:
+        for key, value in request_attributes(request, endpoint.operation, is_stream=translated.stream).items():
+            context.span.set_attribute(key, value)
+    with ExitStack() as undo, services.tracing.span("submit"):
+        request = msgspec.structs.replace(request, trace=services.tracing.inject())
+        follower = services.relay.follow(request.request_id, from_log=False)
+        undo.callback(services.relay.leave, follower)
+
+        async def submit() -> object:
+            return await services.submitter.submit(request, fingerprint=fingerprint, grace_s=delivery.grace_s)
+
+        outcome = await submit()
+        spec = request
+        if isinstance(outcome, Duplicate):
+            spec = (await services.relay.attach(follower)).spec
+            context.outcome["attached"] = True
+            services.metrics.resumed_streams.inc(delivery.is_resumed)
+        reader = GenerationReader(
+            services, context, spec, follower, ends_with_reader=delivery.ends_with_reader, endpoint=endpoint.name
+        )
+        reader.resubmit_with(submit)
+        undo.pop_all()
+        return spec, reader
+
+
+def _take_place(services: Services, tenant: str, undo: ExitStack) -> None:
+    services.occupancy.take_generation(tenant)
+    undo.callback(services.occupancy.give_generation, tenant)
+    services.metrics.requests_in_flight.inc()
+    undo.callback(services.metrics.requests_in_flight.dec)
+
+
+async def _parse(services: Services, endpoint: Endpoint, raw: bytes) -> Any:
+    if len(raw) <= INLINE_BYTES:
+        return endpoint.parse(raw)
+    return await services.in_thread(lambda: endpoint.parse(raw))
+
+
+def _admission(
+    services: Services, context: RequestContext, delivery: Delivery, request: Request, *, is_stream: bool
+) -> Admission:
+    patience_s = services.limits.request_timeout_s
+    if not is_stream and delivery.ends_with_reader:
+        # OpenAI's SDKs say how long they will wait; after that they are gone, and the same POST comes again.
+        announced = request.headers.get("x-stainless-read-timeout", "")
+        if announced.replace(".", "", 1).isdigit() and float(announced[:10]) > 0:
+            patience_s = min(patience_s, float(announced[:10]))
+    return Admission(
+        request_id=context.request_id,
+        arrival_s=context.arrival_s,
+        deadline_s=context.arrival_s + patience_s,
+        tenant=context.tenant,
+        priority=delivery.priority,
+    )
+
+
+def _limits(services: Services) -> TranslationLimits:
+    limits = services.limits
+    return TranslationLimits(
+        compat=services.api.api_mode == "compat",
+        max_choices=limits.max_choices,
+        max_prompts=limits.max_prompts,
+        max_logprobs=limits.max_logprobs,
+    )

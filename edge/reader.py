@@ -1,0 +1,145 @@
+"""One client reading one generation: its events in order, and what to do when the client or the answer ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from common.errors import DeadlineExceeded, HeadraceError, StreamExpired
+from common.events import CancelReason, ChoiceFinished, Ended, Failed, Milestone, Recorded, Tokens
+from edge.body import gone
+from edge.boundary import ClientGone
+from edge.errors import failure
+from edge.figures import GenerationFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Receive
+
+    from common.events import EngineRequest
+    from edge.dependencies import Services
+    from edge.follower import Follower
+    from edge.request_context import RequestContext
+
+DEADLINE_SLACK_S: Final = 0.5  # the worker ends a request at its deadline; the edge, when no worker did
+
+
+class GenerationReader:
+    """Made when the request is in the log; `close` it whatever happens. Owned by the task that serves the client."""
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        request: EngineRequest,
+        follower: Follower,
+        *,
+        ends_with_reader: bool,
+        endpoint: str,
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._follower = follower
+        self._ends_with_reader = ends_with_reader
+        self._early: list[Recorded] = []  # taken while the answer was being held back
+        self._cancel_reason = CancelReason.CLIENT_DISCONNECTED
+        self._resubmit: Callable[[], Awaitable[object]] | None = None
+        self._deadline = self._set_deadline()
+        self._figures = GenerationFigures(services.metrics, services.tracing, context, request, endpoint)
+        self._is_closed = False
+
+    def resubmit_with(self, submit: Callable[[], Awaitable[object]]) -> None:
+        """What to do when the log has lost the request before anything of its answer was shown (a failover)."""
+        self._resubmit = submit
+
+    async def started(self, receive: Receive, hold_s: float) -> None:
+        """Waits until a worker has taken the request up, at most ``hold_s``, so that an early failure can still be an
+        HTTP error. Raises that failure, or `ClientGone`."""
+        give_up_at = time.monotonic() + hold_s
+        client = asyncio.ensure_future(gone(receive))
+        try:
+            while all(isinstance(recorded.event, Milestone) for recorded in self._early):
+                left_s = max(0.0, give_up_at - time.monotonic())
+                events = await self._take_within(left_s, client)
+                if events is None:
+                    return
+                self._early += events
+        finally:
+            client.cancel()
+        self._raise_early_failure()
+
+    async def next(self) -> list[Recorded]:
+        """The next events, at least one. May be cancelled without losing any.
+
+        Raises `StreamExpired`, `LogCorrupt`, `LogUnavailable`, or why the edge has to stop.
+        """
+        early, self._early = self._early, []
+        events = early or await self._take()
+        self._figures.note(events)
+        return events
+
+    def fail(self, error: HeadraceError) -> None:
+        """The answer ends with an error; what still runs is nobody's any more."""
+        self._figures.error = error
+        self._cancel_reason = CancelReason.ORPHANED
+
+    def close(self) -> None:
+        """The client has its answer, or has gone. Cancels what is left of the request unless it may go on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._services.relay.leave(self._follower)
+        if self._figures.end is None and self._ends_with_reader:
+            self._services.submitter.cancel_soon(self._request.request_id, self._cancel_reason)
+        self._figures.conclude(self._follower.position)
+
+    async def _take_within(self, seconds: float, client: asyncio.Future[None]) -> list[Recorded] | None:
+        """The next events; None when there are none in time. Raises `ClientGone` when ``client`` is done first."""
+        events = asyncio.ensure_future(self._take())
+        try:
+            waited: set[asyncio.Future[Any]] = {client, events}
+            await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if events.done():
+                return events.result()
+        finally:
+            events.cancel()
+        if client.done():
+            raise ClientGone
+        return None
+
+    async def _take(self) -> list[Recorded]:
+        while True:
+            try:
+                return await self._services.relay.batch(self._follower)
+            except StreamExpired:
+                if self._resubmit is None or self._follower.position > 0:
+                    raise
+                submit, self._resubmit = self._resubmit, None
+                await submit()
+
+    def _raise_early_failure(self) -> None:
+        """Only a failure before any output: what came after output has to be told in the stream."""
+        for recorded in self._early:
+            match recorded.event:
+                case Tokens() | ChoiceFinished():
+                    return
+                case Failed(code=code, message=message) as event:
+                    self._figures.end = event
+                    raise failure(code, message)
+                case Ended(cancelled=CancelReason.DEADLINE) as event:
+                    self._figures.end = event
+                    raise DeadlineExceeded("The request's deadline passed before it was started.")
+                case _:
+                    pass
+
+    def _set_deadline(self) -> asyncio.TimerHandle | None:
+        """Nobody but the edge ends a request that no worker takes."""
+        if self._request.deadline_s is None:
+            return None
+        left_s = max(0.0, self._request.deadline_s - time.time()) + DEADLINE_SLACK_S
+        submitter, request_id = self._services.submitter, self._request.request_id
+        return asyncio.get_running_loop().call_later(left_s, submitter.cancel_soon, request_id, CancelReason.DEADLINE)

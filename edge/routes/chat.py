@@ -1,0 +1,17 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from edge.generation import CHAT, create
+from edge.openai.chat import ChatCompletionRequest
+from edge.openapi import json_body
+
+router = APIRouter(tags=["generation"])
+
+
+@router.post("/v1/chat/completions", openapi_extra=json_body(ChatCompletionRequest))
+async def create_chat_completion(request: Request) -> Response:
+    """The model's next message in a conversation, as one JSON document or as a stream."""
+    return await create(request, CHAT)

@@ -1,0 +1,31 @@
+"""GET /v1/models and /v1/models/{id}, ids with slashes included."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from edge.dependencies import services_of
+from edge.openai.models import ModelList, ModelObject, model_objects
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """The models that have a live worker, under every name they are served by."""
+    catalog = services_of(request).catalog
+    live = {model.card.name: model.card for model in catalog.models.values() if model.live_workers}
+    objects = [item for name in sorted(live) for item in model_objects(live[name])]
+    return _json(ModelList(data=objects))
+
+
+@router.get("/v1/models/{model_id:path}")
+async def get_model(request: Request, model_id: str) -> Response:
+    """One model. 404 with `model_not_found` when no worker ever registered it."""
+    card = services_of(request).catalog.find(model_id).card
+    return _json(next(item for item in model_objects(card) if item.id == model_id))
+
+
+def _json(answer: ModelList | ModelObject) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
