@@ -87,8 +87,9 @@ def main(argv: Sequence[str], prog: str) -> int:
         ports = edge_ports(loaded[HttpSettings], settings.edges)
         model = loaded[ModelSettings].model
         model_path = str(ensure_demo_model(state_dir / "models", say)) if model == DEMO else model
-        with embedded_log(loaded, state_dir) as redis_url:
-            plan = plan_children(loaded, redis_url, model_path, ports)
+        log = Log(loaded, state_dir)
+        try:
+            plan = plan_children(loaded, log.url, model_path, ports)
             supervisor = Supervisor(plan.specs, state_dir / "run", say)
             try:
                 name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
@@ -96,9 +97,12 @@ def main(argv: Sequence[str], prog: str) -> int:
                     announce(state_dir, plan, supervisor, name)
                 while not stop.asked:
                     supervisor.check()
+                    log.check()
                     time.sleep(_POLL_S)
             finally:
                 shut_down(supervisor, loaded, stop)
+        finally:
+            log.stop()
     return 0
 
 
@@ -154,21 +158,30 @@ def _bind(host: str, port: int) -> int:
         return bound
 
 
-@contextmanager
-def embedded_log(loaded: Loaded, state_dir: Path) -> Iterator[str]:
-    """URL of the log: the one that was given, else that of a server started here and stopped at the end."""
-    if "redis_url" in loaded.sources:
-        yield loaded[RedisSettings].redis_url
-        return
-    settings = loaded[EmbeddedSettings]
-    if "data_dir" not in loaded.sources:
-        settings = settings.model_copy(update={"data_dir": state_dir / "log"})
-    server = EmbeddedServer.start(settings)
-    say(f"log: embedded server in {settings.data_dir}")
-    try:
-        yield server.url
-    finally:
-        server.stop()
+class Log:
+    """The log: the server that ``--redis-url`` names, or an embedded one, started here and started again if it dies."""
+
+    def __init__(self, loaded: Loaded, state_dir: Path) -> None:
+        self._server: EmbeddedServer | None = None
+        self.url = loaded[RedisSettings].redis_url
+        if "redis_url" in loaded.sources:
+            return
+        settings = loaded[EmbeddedSettings]
+        if "data_dir" not in loaded.sources:
+            settings = settings.model_copy(update={"data_dir": state_dir / "log"})
+        self._settings = settings
+        self._server = EmbeddedServer.start(settings)
+        self.url = self._server.url
+        say(f"log: embedded server in {settings.data_dir}")
+
+    def check(self) -> None:
+        if self._server is not None and not self._server.is_alive:
+            say("the embedded server died, restarting it")
+            self._server = EmbeddedServer.start(self._settings)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
 
 
 def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[int]) -> Plan:

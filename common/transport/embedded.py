@@ -90,6 +90,11 @@ class EmbeddedServer:
             raise
         return cls(url=f"unix://{path}", pid=process.pid, is_ours=True, _process=process)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server that this process started still runs; always true for one that was found running."""
+        return self._process is None or self._process.poll() is None
+
     def stop(self, *, timeout_s: float = 10.0) -> None:
         """Stop the server in order (it flushes its log); killed after ``timeout_s``. No-op when it was not ours."""
         if self._process is None or self._process.poll() is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config import Settings
+from common.config import Flags, Settings
 
 
 class RedisSettings(Settings):
     """The connection to the log, its durability and its retention."""
 
-    redis_url: str = Field(
+    redis_url: Annotated[str, Flags(variables=("REDIS_URL",))] = Field(
         default="redis://127.0.0.1:6379/0",
         description="redis://, rediss://, unix:///path, redis+sentinel://h1:p1,h2:p2/name or redis+cluster://h1:p1,h2:p2",
     )
