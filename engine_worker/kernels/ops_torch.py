@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,19 +19,11 @@ from engine_worker.kernels.ops import (
     PackedLinear,
     Weight,
 )
+from engine_worker.kernels.packing import dequantize
 
-_GROUP: Final = 32
 
-
-def dequantize(weight: Weight) -> Tensor:
-    """fp32 [N, K] of any weight."""
-    if isinstance(weight, DenseWeight):
-        return weight.values.float()
-    groups = weight.values.view(weight.values.shape[0], -1, _GROUP).float()
-    groups *= weight.scales.float()[..., None]
-    if weight.mins is not None:
-        groups += weight.mins.float()[..., None]
-    return groups.view(weight.values.shape)
+def _dense(weight: Weight) -> Tensor:
+    return weight.values if isinstance(weight, DenseWeight) else dequantize(weight)
 
 
 class TorchOps:
@@ -56,8 +47,7 @@ class TorchOps:
 
     def pack(self, weight: Weight, bias: Tensor | None = None) -> PackedLinear:
         n, k = weight.values.shape
-        source = weight.values if isinstance(weight, DenseWeight) else dequantize(weight)
-        values = source.to(device=self.device, dtype=self.activation_dtype)
+        values = _dense(weight).to(device=self.device, dtype=self.activation_dtype)
         on_device = None if bias is None else bias.to(device=self.device, dtype=self.activation_dtype)
         apply: Callable[[Tensor], Tensor]
         if self._uses_onednn:
@@ -68,13 +58,12 @@ class TorchOps:
         return PackedLinear(n=n, k=k, storage=apply, bias=bias)
 
     def pack_gate_up(self, gate: Weight, up: Weight) -> PackedLinear:
-        return self.pack(DenseWeight(torch.cat([self._dense(gate), self._dense(up)])))
+        return self.pack(
+            DenseWeight(torch.cat([_dense(gate).to(self.activation_dtype), _dense(up).to(self.activation_dtype)]))
+        )
 
     def pack_head(self, weight: Weight) -> PackedLinear:
         return self.pack(weight)
-
-    def _dense(self, weight: Weight) -> Tensor:
-        return (weight.values if isinstance(weight, DenseWeight) else dequantize(weight)).to(self.activation_dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
