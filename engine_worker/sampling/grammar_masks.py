@@ -1,18 +1,132 @@
-"""Structured output: which tokens a grammar allows next."""
+"""Structured output: which tokens a grammar allows next. The only module that meets llguidance.
+
+A matcher's state is a function of the grammar and the output tokens: after a preemption or a failover it is built
+again by consuming them.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from torch import Tensor
+
+from common.errors import InvalidRequest
 from common.events import Grammar
+from engine_worker.sequence import Sequence
+
+MAX_GRAMMARS: Final = 256  # compiled grammars kept
+
+# JSON allows any amount of white space, and small models can fall into writing nothing else.
+_JSON_DEFAULTS: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
 
 
 class GrammarCompiler:
-    """Compiles grammars once and hands out matchers. Thread-safe: intake compiles, the engine thread matches."""
+    """Compiles each grammar once and hands out matchers. Thread-safe: intake compiles, the engine thread matches."""
 
-    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None: ...
+    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """``vocab_size``: width of the logits. Raises ValueError when the tokenizer cannot be understood."""
+        self._tokenizer = LLTokenizer(
+            tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+        )
+        self._num_words = -(-self._tokenizer.vocab_size // 32)
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile and keep ``grammar``. Call it at intake, off the step loop.
+        """Compile and keep ``grammar``. Call it at intake, off the step loop; it can take a second.
 
-        Raises `InvalidRequest` when the grammar is malformed or too complex.
+        Raises `InvalidRequest` when the grammar is malformed, too complex or allows no text at all.
         """
-        raise NotImplementedError
+        self._prototype(grammar)
+
+    def matcher(self, sequence: Sequence) -> GrammarMatcher:
+        """A matcher that stands after the output tokens of ``sequence``. Raises `InvalidRequest` as `compile` does."""
+        assert sequence.sampling.grammar is not None, sequence
+        return GrammarMatcher(self._prototype(sequence.sampling.grammar).deep_copy(), sequence, self._num_words)
+
+    def _prototype(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(verbose_errors=False))
+        # The first mask is the most expensive one, and shows what the constructor lets pass (a $ref to itself).
+        _fill_mask(matcher, np.zeros(self._num_words, dtype=np.int32))
+        if matcher.is_error():
+            raise InvalidRequest(f"{grammar.kind}: {_first_line(matcher.get_error())}", param="response_format")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+class GrammarMatcher:
+    """Where one sequence stands in its grammar. Used by the engine thread alone."""
+
+    def __init__(self, matcher: LLMatcher, sequence: Sequence, num_words: int) -> None:
+        self._matcher = matcher
+        self._sequence = sequence
+        self._num_consumed = 0
+        self._mask = np.zeros(num_words, dtype=np.int32)
+
+    def mask(self, row: Tensor) -> str | None:
+        """Set what may not come next to -inf in ``row``, fp32 [V]; at the end of the grammar only EOS is left.
+
+        Returns why that failed, or None; the matcher is of no use after a failure.
+        """
+        sequence = self._sequence
+        output = sequence.tokens[sequence.num_prompt_tokens + self._num_consumed : sequence.num_tokens].tolist()
+        self._num_consumed += len(output)
+        self._matcher.consume_tokens(output)
+        _fill_mask(self._matcher, self._mask)
+        if self._matcher.is_error():
+            return f"grammar: {_first_line(self._matcher.get_error())}"
+        forbidden = np.unpackbits(~self._mask.view(np.uint8), bitorder="little")[: len(row)]
+        row.masked_fill_(torch.from_numpy(forbidden.view(np.bool_)).to(row.device), float("-inf"))
+        return None
+
+
+def _fill_mask(matcher: LLMatcher, mask: np.ndarray) -> None:
+    """One bit a token, 1 = allowed, lowest bit first."""
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in llguidance's words."""
+    match grammar.kind:
+        case "json_schema":
+            schema = _parse_json(grammar)
+            if not isinstance(schema, (dict, bool)):
+                raise InvalidRequest("json_schema: the schema must be a JSON object", param="response_format")
+            source: str = LLMatcher.grammar_from_json_schema(grammar.source, defaults=_JSON_DEFAULTS)
+        case "regex":
+            source = LLMatcher.grammar_from_regex(grammar.source)
+        case "lark":
+            source = LLMatcher.grammar_from_lark(grammar.source)
+        case "choice":
+            options = _parse_json(grammar)
+            if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
+                raise InvalidRequest("choice: expected a list of strings", param="response_format")
+            quoted = (json.dumps(option, ensure_ascii=False) for option in options)
+            source = LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
+        case _:
+            raise InvalidRequest(f"unknown kind of grammar {grammar.kind!r}", param="response_format")
+    return source
+
+
+def _parse_json(grammar: Grammar) -> object:
+    try:
+        return json.loads(grammar.source)
+    except ValueError as error:
+        raise InvalidRequest(f"{grammar.kind}: not JSON: {error}", param="response_format") from error
+
+
+def _first_line(message: str) -> str:
+    return message.strip().split("\n", 1)[0]

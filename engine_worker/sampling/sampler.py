@@ -1,12 +1,21 @@
-"""From logits to tokens: batched, and for each row a function of that row, its request and its tokens alone."""
+"""From logits to tokens: batched, and for each row a function of that row, its request and its tokens alone.
+
+Order: log probabilities (of the raw logits), grammar mask, logit_bias / allowed tokens / bad words / min_tokens,
+penalties, temperature, top_k, top_p, min_p, draw. What no row of the batch needs is not done.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from common.events import TokenLogprobs
+from engine_worker.sampling.batch import Batch
 from engine_worker.sampling.grammar_masks import GrammarCompiler
+from engine_worker.sampling.logprobs import token_logprobs
+from engine_worker.sampling.scratch import Scratch
 from engine_worker.sequence import Sequence
 from engine_worker.step import SampledToken
 
@@ -22,8 +31,75 @@ class SamplerOutput:
 class Sampler:
     """Draws the next token of each row. Used by the engine thread alone."""
 
-    def __init__(self, vocab_size: int, grammars: GrammarCompiler | None = None) -> None: ...
+    def __init__(self, vocab_size: int, grammars: GrammarCompiler | None = None) -> None:
+        """``vocab_size``: width of the logits. Without ``grammars`` requests that have a grammar fail."""
+        self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._batch: Batch | None = None
+        self._scratch = Scratch()
 
-    def sample(self, logits: torch.Tensor, rows: list[Sequence]) -> SamplerOutput:
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: list[Sequence]) -> SamplerOutput:
         """logits: fp32 [R, V], contiguous, overwritten. ``rows[i]`` is the sequence whose next token row i gives."""
-        raise NotImplementedError
+        if not rows:
+            return SamplerOutput(sampled=())
+        if self._batch is None or self._batch.rows != rows:
+            self._batch = Batch(rows, self._vocab_size, self._grammars, logits.device)
+        batch = self._batch
+        raw = self._raw_logprobs(logits, batch)
+        failed = dict(batch.failed)
+        for row, matcher in batch.matchers.items():
+            reason = matcher.mask(logits[row])
+            if reason is not None:
+                failed[row] = reason
+        if batch.constraints is not None:
+            batch.constraints.apply(logits)
+        if batch.penalties is not None:
+            batch.penalties.apply(logits)
+        token_ids = _draw(logits, batch, failed, self._scratch)
+        return _output(batch, token_ids, _scores(raw, batch, token_ids), failed)
+
+    def _raw_logprobs(self, logits: Tensor, batch: Batch) -> Tensor | None:
+        """fp32 [rows that want log probabilities, V]; a copy, since ``logits`` are about to change."""
+        if batch.scored is None:
+            return None
+        wanted = self._scratch.rows("scored", logits, batch.scored)
+        return torch.log_softmax(wanted, dim=-1, out=self._scratch.like("logprobs", wanted))
+
+
+def _draw(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch) -> list[int]:
+    """A token for each row; rows without a token that may be drawn are added to ``failed``."""
+    token_ids = _argmax(logits)
+    maxima = logits.gather(1, token_ids[:, None])[:, 0]
+    for row, maximum in enumerate(maxima.tolist()):
+        if not abs(maximum) < float("inf"):
+            failed.setdefault(row, f"no token can be drawn: the highest logit is {maximum}")
+    for group in batch.groups:
+        group.draw(logits, maxima, token_ids, scratch)
+    result: list[int] = token_ids.tolist()
+    return result
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """int64 [R], the first of equal maxima. numpy's is several times as fast as torch's on a CPU."""
+    return torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
+
+
+def _scores(raw: Tensor | None, batch: Batch, token_ids: list[int]) -> dict[int, TokenLogprobs]:
+    if raw is None:
+        return {}
+    scores = token_logprobs(raw, [token_ids[row] for row in batch.num_top], list(batch.num_top.values()))
+    return dict(zip(batch.num_top, scores, strict=True))
+
+
+def _output(
+    batch: Batch, token_ids: list[int], scores: dict[int, TokenLogprobs], failed: dict[int, str]
+) -> SamplerOutput:
+    return SamplerOutput(
+        sampled=tuple(
+            SampledToken(sequence, token_id, scores.get(row))
+            for row, (sequence, token_id) in enumerate(zip(batch.rows, token_ids, strict=True))
+            if row not in failed
+        ),
+        failed=tuple((batch.rows[row], reason) for row, reason in failed.items()),
+    )
