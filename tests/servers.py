@@ -1,0 +1,176 @@
+"""Real servers for tests: standalone and cluster, on loopback, in throw-away directories; kill and restart at will.
+
+Servers here are started bare, not by `common.transport.embedded`, which has tests of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from common.transport.embedded import find_binary
+
+_START_S = 20.0
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on (and, for a cluster's bus, low enough to add 10,000 to it)."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_000:
+            return port
+
+
+def debian_redis() -> Path | None:
+    """The distribution's redis-server when it is on PATH."""
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+class Server:
+    """One server process. ``fsync`` None: no append-only file, so a restart loses everything."""
+
+    def __init__(
+        self,
+        *,
+        binary: Path | None = None,
+        fsync: str | None = "always",
+        port: int | None = None,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        self.binary = binary or find_binary(None)
+        self.port = port or free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+        self._options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.directory),
+            "logfile": str(self.directory / "server.log"),
+            "save": "",
+            "appendonly": "yes" if fsync else "no",
+            "appendfsync": fsync or "no",
+            **(options or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> Server:
+        """Start (again) and wait until it has loaded its log."""
+        arguments = [text for name, value in self._options.items() for text in (f"--{name}", value)]
+        self._process = subprocess.Popen(
+            [str(self.binary), *arguments],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + _START_S
+        while True:
+            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError), self.client() as client:
+                client.execute_command("PING")
+                return self
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.directory / "server.log").read_text()[-2000:])
+            time.sleep(0.02)
+
+    def client(self) -> redis.Redis:
+        """A plain synchronous client, for looking behind the transport."""
+        return redis.Redis(port=self.port, protocol=2, socket_timeout=5, retry=Retry(NoBackoff(), 0), driver_info=None)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: the server keeps its connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the process and remove its directory."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def flush(self) -> None:
+        with self.client() as client:
+            client.execute_command("FLUSHALL")
+
+
+class Cluster:
+    """Primaries that share the slots, without replicas."""
+
+    def __init__(self, size: int = 3) -> None:
+        options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-require-full-coverage": "no"}
+        self.nodes = [Server(options=options, fsync="everysec") for _ in range(size)]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self) -> Cluster:
+        for node in self.nodes:
+            node.start()
+        share = 16_384 // len(self.nodes) + 1
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(node.client()) for node in self.nodes]
+            for index, client in enumerate(clients):
+                last = min((index + 1) * share, 16_384) - 1
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", index * share, last)
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+            for node in self.nodes[1:]:
+                clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+            deadline = time.monotonic() + _START_S
+            while not all(_knows_all(client, len(self.nodes)) for client in clients):
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the cluster does not form")
+                time.sleep(0.05)
+        return self
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.flush()
+
+
+def _knows_all(client: Any, size: int) -> bool:
+    reply = client.execute_command("CLUSTER INFO")
+    facts: dict[str, str] = reply if isinstance(reply, dict) else {}
+    return facts.get("cluster_state") == "ok" and int(facts.get("cluster_known_nodes", 0)) == size
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Start the server, and stop it whatever happens."""
+    try:
+        yield server.start()
+    finally:
+        server.stop()
