@@ -17,6 +17,7 @@ class CallTextParser(ABC):
         self._calls = 0
         self._space = ""  # white space that is content only if no call follows
         self._is_after_call = False
+        self.was_cut = False  # the text ended inside a call that had begun
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after ``text``."""
@@ -30,6 +31,7 @@ class CallTextParser(ABC):
         """What was held back. A call that was cut stays as it is; the beginning of one is content."""
         parts: list[Part] = []
         if self._object is not None:
+            self.was_cut = self._object.is_started
             if not self._object.is_started:
                 self._add_content(self._object.raw, parts)
         elif self._holds_content():

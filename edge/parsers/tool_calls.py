@@ -11,7 +11,7 @@ from typing import Final
 
 from edge.parsers.call_object import CallObject
 from edge.parsers.call_text import CallTextParser
-from edge.parsers.parts import Parser, Part
+from edge.parsers.parts import Part
 
 HERMES: Final = "hermes"
 LLAMA3_JSON: Final = "llama3_json"
@@ -19,7 +19,7 @@ MISTRAL: Final = "mistral"
 TOOL_FORMATS: Final = (HERMES, LLAMA3_JSON, MISTRAL)
 
 
-def tool_call_parser(tool_format: str, *, is_forced: bool = False) -> Parser:
+def tool_call_parser(tool_format: str, *, is_forced: bool = False) -> CallTextParser:
     """A new parser. ``is_forced``: a grammar makes the text begin with a call. ``tool_format``: of `TOOL_FORMATS`."""
     if tool_format == LLAMA3_JSON:
         return Llama3JsonParser()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from common.model_card import ModelCard
 from common.tokenization.chat_template import ChatTemplate
@@ -31,43 +32,43 @@ from edge.parsers.tool_calls import HERMES, LLAMA3_JSON, MISTRAL
 class ServedModel:
     """Built once per card (by whoever caches tokenizers) and shared by all requests of the model.
 
-    ``template`` is None when the card has no chat template; chat requests are then refused. ``tool_format``: of
-    `TOOL_FORMATS`; ``reasoning_format``: of `REASONING_FORMATS`, or empty where the model does not reason in tags.
+    ``template`` is None when the card has no chat template; chat requests are then refused. The two formats override
+    what the template suggests: ``tool_parser`` is one of `TOOL_FORMATS`, ``reasoning_parser`` one of
+    `REASONING_FORMATS` or "none".
     """
 
     card: ModelCard
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    tool_format: str
-    reasoning_format: str
-    renders_tools: bool  # the template itself describes tools and renders calls
-    renders_developer: bool  # the template knows the role
-    shows_tool_markup: bool  # the markup around calls consists of special tokens, which must not be skipped
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
-    @classmethod
-    def of_card(
-        cls,
-        card: ModelCard,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        *,
-        tool_format: str | None = None,
-        reasoning_format: str | None = None,
-    ) -> ServedModel:
-        """``tool_format`` and ``reasoning_format``: None chooses from the template."""
-        source = card.chat_template
-        chosen = _tool_format(source) if tool_format is None else tool_format
-        markup = {MISTRAL: "[TOOL_CALLS]", LLAMA3_JSON: "<|python_tag|>"}.get(chosen, "<tool_call>")
-        return cls(
-            card=card,
-            tokenizer=tokenizer,
-            template=template,
-            tool_format=chosen,
-            reasoning_format=_reasoning_format(source) if reasoning_format is None else reasoning_format,
-            renders_tools=_mentions_tools(source),
-            renders_developer="developer" in source,
-            shows_tool_markup=tokenizer.token_id(markup) in tokenizer.special_ids,
-        )
+    @cached_property
+    def tool_format(self) -> str:
+        """How this model writes tool calls; of `TOOL_FORMATS`."""
+        return self.tool_parser or _tool_format(self.card.chat_template)
+
+    @cached_property
+    def reasoning_format(self) -> str:
+        """How this model marks its reasoning; empty where it does not."""
+        chosen = self.reasoning_parser or _reasoning_format(self.card.chat_template)
+        return "" if chosen == "none" else chosen
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """The template itself describes tools and renders calls."""
+        return _mentions_tools(self.card.chat_template)
+
+    @cached_property
+    def renders_developer(self) -> bool:
+        """The template knows the role."""
+        return "developer" in self.card.chat_template
+
+    @cached_property
+    def shows_tool_markup(self) -> bool:
+        """The markup around calls consists of special tokens, which therefore must not be skipped."""
+        markup = {MISTRAL: "[TOOL_CALLS]", LLAMA3_JSON: "<|python_tag|>"}.get(self.tool_format, "<tool_call>")
+        return self.tokenizer.token_id(markup) in self.tokenizer.special_ids
 
 
 def _mentions_tools(source: str) -> bool:
