@@ -12,7 +12,14 @@ from common.telemetry.settings import FederationSettings, MetricsServerSettings,
 from common.transport.client import RedisSettings
 from common.transport.embedded import EmbeddedSettings
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
-from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
+from engine_worker.config import (
+    ComputeSettings,
+    KvCacheSettings,
+    LeaseSettings,
+    ModelSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
 
 
 class ServeSettings(Settings):
@@ -44,6 +51,8 @@ WORKER: Final[tuple[type[Settings], ...]] = (
     ComputeSettings,
     SchedulerSettings,
     KvCacheSettings,
+    WorkerSettings,
+    LeaseSettings,
     MetricsServerSettings,
     *SHARED,
 )

@@ -108,3 +108,42 @@ class ComputeSettings(Settings):
     num_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
     )
+
+
+class LeaseSettings(Settings):
+    """How a worker shows that it lives."""
+
+    lease_ttl_s: float = Field(
+        3.0, ge=0.5, le=300, description="A worker without a sign of life for so long loses its requests to others."
+    )
+    max_step_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="An engine step that takes longer counts as stuck: the worker gives its requests up and exits.",
+    )
+
+
+class WorkerSettings(Settings):
+    """One worker process."""
+
+    worker_name: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,128}$",
+        description="Unique among live workers; empty: host, process and a random part.",
+    )
+    worker_drain_timeout_s: float = Field(
+        25.0, ge=0, le=86_400, description="How long a stopping worker finishes what it runs before it hands it over."
+    )
+    handover: bool = Field(
+        False, description="Stop by handing requests over to other workers at once instead of finishing them."
+    )
+    max_takeovers: int = Field(
+        3, ge=1, le=100, description="A request taken from so many dead workers is quarantined as their likely killer."
+    )
+    max_output_backlog_steps: int = Field(
+        64, ge=1, le=100_000, description="Steps whose results wait for the log before the engine pauses."
+    )
+    stats_interval_s: float = Field(
+        1.0, ge=0.05, le=60, description="How often the worker's figures are published to the edges."
+    )

@@ -1,0 +1,169 @@
+"""``python -m engine_worker`` and ``headrace worker``: one model on this machine, fed from the log."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Sequence as Arguments
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from common.config import Loaded, Settings, load_or_exit
+from common.errors import ConfigError
+from common.events import Grammar
+from common.model_card import ModelCard
+from common.telemetry.logging import configure_logging, get_logger
+from common.telemetry.metrics import WorkerMetrics
+from common.telemetry.metrics_server import MetricsServer
+from common.telemetry.settings import MetricsServerSettings, TelemetrySettings
+from common.telemetry.tracing import Tracing
+from common.tokenization.tokenizer import Tokenizer
+from common.transport.client import RedisSettings
+from engine_worker.config import (
+    ComputeSettings,
+    KvCacheSettings,
+    LeaseSettings,
+    ModelSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
+from engine_worker.engine import Engine
+from engine_worker.io_loop import IoSettings, Served
+from engine_worker.kv_cache.manager import KvCacheManager
+from engine_worker.runner.kv_tensors import KvCachePlan, plan_kv_cache
+from engine_worker.runner.loading import LoadedModel, load_engine_model
+from engine_worker.runner.model_runner import ModelRunner
+from engine_worker.sampling.grammar_masks import GrammarCompiler
+from engine_worker.sampling.sampler import Sampler
+from engine_worker.scheduler.scheduler import Scheduler
+from engine_worker.sequence import Sequence
+from engine_worker.worker import Worker, worker_name
+
+log: Final = get_logger(__name__)
+
+GROUPS: Final[tuple[type[Settings], ...]] = (
+    ModelSettings,
+    ComputeSettings,
+    SchedulerSettings,
+    KvCacheSettings,
+    WorkerSettings,
+    LeaseSettings,
+    MetricsServerSettings,
+    RedisSettings,
+    TelemetrySettings,
+)
+
+EXIT_CONFIG: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparing:
+    """What intake does to a request before the engine sees it."""
+
+    kv_cache: KvCacheManager
+    grammars: GrammarCompiler
+
+    def prepare(self, sequence: Sequence) -> None:
+        self.kv_cache.prepare(sequence)
+
+    def compile(self, grammar: Grammar) -> None:
+        self.grammars.compile(grammar)
+
+
+def main(argv: Arguments[str], prog: str = "python -m engine_worker") -> int:
+    """Load the model and serve it until stopped. Returns the exit code: 2 when settings or model cannot be used."""
+    loaded = load_or_exit(GROUPS, argv, prog=prog, description=(__doc__ or "").partition("\n")[0])
+    configure_logging("worker", loaded[TelemetrySettings])
+    # The name is drawn once, for traces and lease alike.
+    settings = loaded[WorkerSettings].model_copy(update={"worker_name": worker_name(loaded[WorkerSettings])})
+    log.info("starting", worker=settings.worker_name, settings=loaded.given())
+    tracing = Tracing.configure("worker", settings.worker_name, loaded[TelemetrySettings])
+    try:
+        return _serve(loaded, settings, tracing)
+    except ConfigError as error:
+        for line in error.message.splitlines():
+            log.error("cannot start", reason=line)
+        return EXIT_CONFIG
+    finally:
+        tracing.shutdown()
+
+
+def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
+    model = load_engine_model(loaded[ModelSettings], loaded[ComputeSettings])
+    plan = plan_kv_cache(loaded[KvCacheSettings], model.ops, model.config, model.max_model_len)
+    log.info(
+        "model loaded", model=model.served_names[0], seconds=round(model.load_s, 1), kv_cache_tokens=plan.num_tokens
+    )
+    engine, served = _build(loaded, model, plan)
+    metrics = WorkerMetrics(served.card.name, registry=CollectorRegistry())
+    worker = Worker(
+        engine,
+        served,
+        IoSettings(loaded[RedisSettings], loaded[LeaseSettings], settings),
+        metrics=metrics,
+        tracing=tracing,
+    )
+    listener = _listen(loaded[MetricsServerSettings], metrics, worker)
+    try:
+        return worker.run()
+    finally:
+        listener.close()
+
+
+def _build(loaded: Loaded, model: LoadedModel, plan: KvCachePlan) -> tuple[Engine, Served]:
+    scheduler_settings = loaded[SchedulerSettings]
+    kv_cache = KvCacheManager(
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=scheduler_settings.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        enable_prefix_caching=loaded[KvCacheSettings].enable_prefix_caching,
+    )
+    grammars = GrammarCompiler(model.tokenizer_json, model.vocab_size, model.eos_token_ids)
+    sampler = Sampler(model.vocab_size, grammars)
+    runner = ModelRunner(model, plan, scheduler_settings, kv_cache.block_tables, sampler)
+    engine = Engine(Scheduler(scheduler_settings, kv_cache, plan.max_model_len), kv_cache, runner)
+    tokenizer = Tokenizer.from_json(model.tokenizer_json, model.tokenizer_config)
+    card = _card(model, plan, scheduler_settings.max_num_seqs)
+    return engine, Served(card, {card.tokenizer_blob: model.tokenizer_json}, tokenizer, _Preparing(kv_cache, grammars))
+
+
+def _card(model: LoadedModel, plan: KvCachePlan, max_num_seqs: int) -> ModelCard:
+    return ModelCard(
+        name=model.served_names[0],
+        served_names=model.served_names,
+        weights_fingerprint=model.fingerprint,
+        max_model_len=plan.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        tokenizer_blob=hashlib.sha256(model.tokenizer_json).hexdigest(),
+        tokenizer_config=dict(model.tokenizer_config),
+        chat_template=model.chat_template,
+        generation_defaults=model.generation_defaults,
+        root=model.root,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_tokens=plan.num_tokens,
+        max_num_seqs=max_num_seqs,
+        block_size=plan.block_size,
+        capabilities=("grammar", "logprobs", "prompt_logprobs"),
+        created_s=time.time(),
+    )
+
+
+def _listen(settings: MetricsServerSettings, metrics: WorkerMetrics, worker: Worker) -> MetricsServer:
+    try:
+        listener = MetricsServer(settings, metrics.registry, worker.not_ready)
+    except OSError as error:  # the port is taken, by another worker of this machine more often than not
+        log.warning("metrics port is not free, taking another", port=settings.metrics_port, reason=str(error))
+        listener = MetricsServer(settings.model_copy(update={"metrics_port": 0}), metrics.registry, worker.not_ready)
+    log.info("metrics", host=settings.metrics_host, port=listener.port)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

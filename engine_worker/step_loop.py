@@ -1,0 +1,66 @@
+"""The engine thread: take commands, step, hand the result over. It never waits for Redis or for text."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Final, assert_never
+
+from common.errors import HeadraceError
+from common.events import FinishReason
+from engine_worker.engine import Engine, EngineStats
+from engine_worker.handoff import Add, Commands, Drop, Finish, Halt, Progress, Refused, StepReports
+
+_IDLE_S: Final = 0.5
+_IDLE_ALLOWANCE_S: Final = 5.0
+
+
+class StepLoop:
+    """Runs in the thread that calls `run`; ``stats`` and ``progress`` may be read from others."""
+
+    def __init__(self, engine: Engine, commands: Commands, reports: StepReports, max_step_s: float) -> None:
+        self.commands = commands
+        self.reports = reports
+        self._engine = engine
+        self._max_step_s = max_step_s
+        self._is_halted = False
+        self.progress = Progress(max_step_s)
+        self.stats: EngineStats = engine.stats()
+
+    def run(self) -> None:
+        """Step until halted. Raises what the engine raises: it is not to be used again then."""
+        while not self._is_halted:
+            self.progress.announce(_IDLE_ALLOWANCE_S)
+            self._obey()
+            if self._is_halted or not self._engine.has_work or not self.reports.wait_for_room(_IDLE_S):
+                continue
+            self.progress.announce(self._max_step_s)
+            result = self._engine.step(time.time())
+            self.stats = self._engine.stats()
+            self.reports.put(result)
+
+    def _obey(self) -> None:
+        """Carry out what has been commanded; with nothing to compute wait for a command."""
+        while not self._is_halted:
+            try:
+                command = self.commands.get(block=not self._engine.has_work, timeout=_IDLE_S)
+            except queue.Empty:
+                return
+            self._carry_out(command)
+            self.stats = self._engine.stats()
+
+    def _carry_out(self, command: Add | Drop | Finish | Halt) -> None:
+        match command:
+            case Add(request_id=request_id, sequences=sequences):
+                try:
+                    self._engine.add(sequences)
+                except HeadraceError as error:
+                    self.reports.put(Refused(request_id, error))
+            case Drop(request_id=request_id):
+                self._engine.cancel(request_id)
+            case Finish(sequence=sequence, stop=stop):
+                self._engine.finish(sequence, FinishReason.STOP, stop)
+            case Halt():
+                self._is_halted = True
+            case _:
+                assert_never(command)
