@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "edge": Command("cli.edge", "one edge: the OpenAI API over HTTP; needs only a Redis URL"),
     "worker": Command("cli.worker", "one engine worker: a model, fed from the log"),
     "model import": Command("cli.model_import", "bring a model into a directory that a worker loads fast"),
+    "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did"),
 }
 
 EXIT_FAILED: Final = 1
