@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from common.errors import CheckpointMismatch
-from engine_worker.kernels.ops import DenseWeight, QuantizedWeight, Weight
+from engine_worker.kernels.ops import DenseWeight, Weight
 from engine_worker.kernels.packing import dequantize, quantize_int4, quantize_int8
 
 StoredFormat = Literal["none", "int8", "int4"]
@@ -102,19 +101,3 @@ def convert(weight: Weight, target: StoredFormat) -> Weight:
     if target == ("int4" if is_int4 else "int8"):
         return weight
     return convert(DenseWeight(dequantize(weight)), target)
-
-
-def stack(weights: Sequence[Weight]) -> Weight:
-    """Rows of several matrices of one format, one after the other."""
-    if len(weights) == 1:
-        return weights[0]
-    dense = [weight.values for weight in weights if isinstance(weight, DenseWeight)]
-    if len(dense) == len(weights):
-        return DenseWeight(torch.cat(dense))
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    mins = [weight.mins for weight in quantized if weight.mins is not None]
-    assert len(quantized) == len(weights), "matrices of different formats cannot be stacked"
-    assert len(mins) in (0, len(quantized)), "matrices of different formats cannot be stacked"
-    values = torch.cat([weight.values for weight in quantized])
-    scales = torch.cat([weight.scales for weight in quantized])
-    return QuantizedWeight(values, scales, torch.cat(mins) if mins else None)

@@ -55,7 +55,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         """Raises what `GgufFile` raises."""
         self.file = GgufFile(path)
-        self.paths = (path,)
+        self.paths: tuple[Path, ...] = (path,)
         self._architecture = str(self.file.metadata.get("general.architecture", ""))
         self._layer_names = _LAYER_WITH_POST_NORMS if self._architecture in ("gemma2", "gemma3") else _LAYER
 
