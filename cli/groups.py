@@ -31,9 +31,6 @@ class ServeSettings(Settings):
         Path(".headrace"), description="Directory of the log, imported models and run files; locked while in use."
     )
     start_timeout_s: float = Field(600.0, gt=0, description="How long loading may take before serve gives up.")
-    worker_stop_timeout_s: float = Field(
-        30.0, ge=0, description="How long a stopping worker may take to finish or hand over, in seconds."
-    )
 
 
 SHARED: Final[tuple[type[Settings], ...]] = (RedisSettings, TelemetrySettings)

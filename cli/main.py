@@ -26,6 +26,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "edge": Command("cli.edge", "one edge: the OpenAI API over HTTP; needs only a Redis URL"),
     "worker": Command("cli.worker", "one engine worker: a model, fed from the log"),
     "model import": Command("cli.model_import", "bring a model into a directory that a worker loads fast"),
+    "inspect": Command("cli.inspect", "what happened to a request, from its events"),
+    "tail": Command("cli.tail", "everything that happens, event by event"),
     "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did"),
 }
 

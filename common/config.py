@@ -19,14 +19,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from common.config_fields import Flags, Setting, settings_of, variable_of
+from common.config_fields import Flags, Setting, redacted, settings_of, variable_of
 from common.config_sources import CONFIG_VARIABLE, Given, build_parser, read_environment, read_flags, read_toml
 from common.errors import ConfigError
 
@@ -103,14 +103,19 @@ def load(
     line a mistake, each naming the setting, the bound, the value and where it was given.
     """
     environ = os.environ if environ is None else environ
-    settings = [setting for group in groups for setting in settings_of(group.section(), group)]
+    defaults = defaults or {}
+    settings = [
+        replace(setting, default=defaults[setting.name], required=False) if setting.name in defaults else setting
+        for group in groups
+        for setting in settings_of(group.section(), group)
+    ]
     _check_unique(settings)
     titles = {group.section(): _title(group) for group in groups}
     parser = build_parser(settings, titles, prog=prog, description=description)
     given, mistakes = _collect(parser, settings, argv, environ)
     built: dict[type[Settings], Settings] = {}
     for group in groups:
-        own = {name: value for name, value in (defaults or {}).items() if name in group.model_fields}
+        own = {name: value for name, value in defaults.items() if name in group.model_fields}
         own |= {name: given[name].value for name in group.model_fields if name in given}
         try:
             built[group] = group.model_validate(own)

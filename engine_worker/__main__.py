@@ -98,7 +98,8 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         "model loaded", model=model.served_names[0], seconds=round(model.load_s, 1), kv_cache_tokens=plan.num_tokens
     )
     engine, served = _build(loaded, model, plan)
-    metrics = WorkerMetrics(served.card.name, registry=CollectorRegistry())
+    metrics_server = loaded[MetricsServerSettings]
+    metrics = WorkerMetrics(served.card.name, metrics_server.metrics_engine, CollectorRegistry())
     worker = Worker(
         engine,
         served,
@@ -106,7 +107,7 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         metrics=metrics,
         tracing=tracing,
     )
-    listener = _listen(loaded[MetricsServerSettings], metrics, worker)
+    listener = _listen(metrics_server, metrics, worker)
     try:
         return worker.run()
     finally:

@@ -31,6 +31,9 @@ class MetricsServerSettings(Settings):
 
     metrics_host: str = Field("127.0.0.1", description="Address of the metrics listener.")
     metrics_port: int = Field(9100, ge=0, le=65535, description="Port of the metrics listener; 0 takes a free one.")
+    metrics_engine: str = Field(
+        "0", max_length=64, description="Label engine of a worker's metrics: tells workers apart that one page shows."
+    )
 
 
 class FederationSettings(Settings):

@@ -195,4 +195,4 @@ class TestShowing:
 
     def test_what_was_given_is_shown_for_the_start_up_log(self) -> None:
         shown = read("--mode", "grill", "--lock-code", "x").given()
-        assert shown == {"mode": "'grill'", "lock_code": "***"}
+        assert shown == {"mode": "grill", "lock_code": "***"}
