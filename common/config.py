@@ -69,7 +69,11 @@ class Loaded:
 
     def given(self) -> dict[str, str]:
         """What was set on purpose, for the start-up log: secrets and passwords masked."""
-        return {setting.name: setting.shown(value) for setting, value in self._fields() if setting.name in self.sources}
+        return {
+            setting.name: "***" if setting.is_secret else redacted(_as_text(value))
+            for setting, value in self._fields()
+            if setting.name in self.sources
+        }
 
     def environment(self, *only: type[Settings]) -> dict[str, str]:
         """The variables that give a child process the same values for the groups ``only``. Holds secrets."""
