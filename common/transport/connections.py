@@ -157,6 +157,9 @@ class Connections(Protocol):
     async def on_primaries(self, *args: str) -> list[Any]:
         """A command on every primary."""
 
+    async def scan(self, pattern: str) -> list[bytes]:
+        """Keys of all primaries that match, in no order."""
+
     def push_sources(self, channels: Sequence[str]) -> list[PushSource]:
         """How to subscribe to the channels."""
 
@@ -240,6 +243,9 @@ class SingleConnections:
     async def on_primaries(self, *args: str) -> list[Any]:
         return [await self._commands.execute_command(*args)]
 
+    async def scan(self, pattern: str) -> list[bytes]:
+        return [key async for key in self._commands.scan_iter(match=pattern, count=1000)]
+
     def push_sources(self, channels: Sequence[str]) -> list[PushSource]:
         return [PushSource(client=self._blocking, channels=tuple(channels), is_sharded=False)]
 
@@ -299,19 +305,23 @@ class ClusterConnections:
 
     async def refresh(self) -> None:
         for client in (self._commands, self._blocking):
-            for node in client.get_nodes():
-                await node.disconnect_free_connections()
-            await client.nodes_manager.initialize()
+            if nodes := client.get_nodes():
+                for node in nodes:
+                    await node.disconnect_free_connections()
+                await client.nodes_manager.initialize()
 
     async def ping(self) -> None:
         await self._commands.initialize()
-        await self._commands.nodes_manager.initialize()
         await self.on_primaries("PING")
 
     async def on_primaries(self, *args: str) -> list[Any]:
         await self._commands.initialize()
         nodes = self._commands.get_primaries()
         return list(await asyncio.gather(*(node.execute_command(*args) for node in nodes)))
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        await self._commands.initialize()
+        return [key async for key in self._commands.scan_iter(match=pattern, count=1000)]
 
     def push_sources(self, channels: Sequence[str]) -> list[PushSource]:
         by_node: dict[str, list[str]] = {}
@@ -334,7 +344,12 @@ class ClusterConnections:
         )
 
     async def close(self) -> None:
-        for client in (self._commands, self._blocking, *self._pushing.values()):
+        for client in (self._commands, self._blocking):
+            await client.aclose()
+            # After a failure the client counts as closed already, and `aclose` leaves its connections alone.
+            await client.nodes_manager.aclose()
+            await client.nodes_manager.aclose("startup_nodes")
+        for client in self._pushing.values():
             await client.aclose()
 
 

@@ -78,6 +78,10 @@ class Keys:
         """Hash: state of one request."""
         return self._of(self.partition(request_id), f"req:{request_id}")
 
+    def all_requests(self, partition: int) -> str:
+        """Pattern of the hashes of a partition's requests."""
+        return self._of(partition, "req:*")
+
     def output(self, request_id: str) -> str:
         """Stream: the events of one request, ids ``<n>-0``."""
         return self._of(self.partition(request_id), f"out:{request_id}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable
 
 from common.errors import StreamExpired
@@ -89,6 +90,16 @@ class Reading:
                 return
             if not attached.events:
                 await asyncio.sleep(poll_s)
+
+    async def request_ids(self) -> list[str]:
+        """Every request the log knows, ended ones within their retention too. For tools: it walks over all keys."""
+        keys = self._client.keys
+        found: list[str] = []
+        for partition in range(keys.partitions):
+            pattern = keys.all_requests(partition)
+            names = await self._client.retrying(functools.partial(self._client.connections.scan, pattern))
+            found += [name.decode().rpartition(":req:")[2] for name in names]
+        return found
 
     async def status(self, request_id: str) -> RequestStatus:
         """Where the request stands. Raises `StreamExpired` when it is unknown."""
