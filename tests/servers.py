@@ -55,7 +55,7 @@ class Server:
         self.binary = binary or find_binary(None)
         self.port = port or free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="headrace-test-"))
-        self._options = {
+        known = {
             "port": str(self.port),
             "bind": "127.0.0.1",
             "dir": str(self.directory),
@@ -65,6 +65,7 @@ class Server:
             "appendfsync": fsync or "no",
             **(options or {}),
         }
+        self.arguments = [text for name, value in known.items() for text in (f"--{name}", value)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -73,9 +74,8 @@ class Server:
 
     def start(self) -> Server:
         """Start (again) and wait until it has loaded its log."""
-        arguments = [text for name, value in self._options.items() for text in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            [str(self.binary), *arguments],
+            [str(self.binary), *self.arguments],
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -87,8 +87,12 @@ class Server:
                 client.execute_command("PING")
                 return self
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self.directory / "server.log").read_text()[-2000:])
+                raise RuntimeError(self._last_words())
             time.sleep(0.02)
+
+    def _last_words(self) -> str:
+        log = self.directory / "server.log"
+        return log.read_text()[-2000:] if log.exists() else "the server left no log"
 
     def client(self) -> redis.Redis:
         """A plain synchronous client, for looking behind the transport."""

