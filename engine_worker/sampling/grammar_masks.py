@@ -84,7 +84,10 @@ class GrammarMatcher:
         sequence = self._sequence
         output = sequence.tokens[sequence.num_prompt_tokens + self._num_consumed : sequence.num_tokens].tolist()
         self._num_consumed += len(output)
-        self._matcher.consume_tokens(output)
+        for token in output:
+            if self._matcher.is_stopped():  # a request that ignores EOS goes on with it
+                break
+            self._matcher.consume_token(token)
         _fill_mask(self._matcher, self._mask)
         if self._matcher.is_error():
             return f"grammar: {_first_line(self._matcher.get_error())}"

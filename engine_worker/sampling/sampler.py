@@ -6,6 +6,7 @@ penalties, temperature, top_k, top_p, min_p, draw. What no row of the batch need
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -72,8 +73,9 @@ def _draw(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch
     token_ids = _argmax(logits)
     maxima = logits.gather(1, token_ids[:, None])[:, 0]
     for row, maximum in enumerate(maxima.tolist()):
-        if not abs(maximum) < float("inf"):
+        if not math.isfinite(maximum):
             failed.setdefault(row, f"no token can be drawn: the highest logit is {maximum}")
+            logits[row] = maxima[row] = 0.0  # so that what follows need not mind
     for group in batch.groups:
         group.draw(logits, maxima, token_ids, scratch)
     result: list[int] = token_ids.tolist()

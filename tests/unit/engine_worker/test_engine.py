@@ -188,8 +188,8 @@ def test_siblings_go_on_when_the_first_choice_is_gone() -> None:
 
 def test_salt_and_adapter_separate_equal_prompts() -> None:
     world = World()
-    for more in ({}, {"cache_salt": "x"}, {"adapter": "x"}, {"cache_salt": "x"}):
-        sequence = world.sequence(20, **more)
+    for salt, adapter in (("", ""), ("x", ""), ("", "x"), ("x", "")):
+        sequence = world.sequence(20, cache_salt=salt, adapter=adapter)
         world.add(sequence)
         world.run()
         assert sequence.output_token_ids() == expected_output(sequence)
