@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from engine_worker.config import SchedulerSettings
-from engine_worker.runner.kv_tensors import KvCachePlan
+from engine_worker.runner.inputs import Prepared, StepInputs
+from engine_worker.runner.kv_tensors import KvCachePlan, allocate_kv
 from engine_worker.runner.loading import LoadedModel
+from engine_worker.sampling.logprobs import prompt_logprobs, prompt_positions
 from engine_worker.sampling.sampler import Sampler
-from engine_worker.step import StepOutput, StepPlan
+from engine_worker.sequence import Sequence
+from engine_worker.step import PromptLogprobs, StepOutput, StepPlan
+
+# Rows of logits made at a time for prompt log probabilities: bounds the memory that a long prompt takes.
+_SCORED_ROWS: Final = 256
 
 
 class ModelRunner:
@@ -22,10 +34,75 @@ class ModelRunner:
         scheduler: SchedulerSettings,
         block_tables: npt.NDArray[np.int32],
         sampler: Sampler,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``block_tables``: the KV cache manager's own array, int32 [max_num_seqs, max_blocks_per_seq]."""
-        raise NotImplementedError
+        self._decoder = model.decoder
+        self._sampler = sampler
+        self._clock = clock
+        self._cache = allocate_kv(kv_plan, model.ops, model.config)
+        self._inputs = StepInputs(
+            max_tokens=scheduler.max_num_batched_tokens,
+            max_sequences=scheduler.max_num_seqs,
+            block_size=kv_plan.block_size,
+            vocab_size=model.vocab_size,
+            block_tables=block_tables,
+            device=model.device,
+        )
 
+    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
         """See `engine_worker.engine.Runner`. A sequence whose token ids or logits are not usable fails alone."""
-        raise NotImplementedError
+        started = self._clock()
+        inputs = self._inputs.build(plan)
+        prepared = self._clock()
+        failed = {id(sequence) for sequence, _ in inputs.failed}
+        hidden = self._decoder.hidden(inputs.token_ids, self._cache, inputs.meta)
+        rows, sequences = _sampling_rows(plan, inputs, failed)
+        logits = self._decoder.logits(hidden if rows is None else hidden[rows]) if sequences else None
+        forwarded = self._clock()
+        scores = self._score_prompts(plan, inputs, hidden, failed)
+        sampled = self._sampler.sample(logits, sequences) if logits is not None else None
+        return StepOutput(
+            sampled=sampled.sampled if sampled else (),
+            prompt_logprobs=scores,
+            failed=inputs.failed + (sampled.failed if sampled else ()),
+            timings_s={
+                "prepare": prepared - started,
+                "forward": forwarded - prepared,
+                "sample": self._clock() - forwarded,
+            },
+        )
+
+    def _score_prompts(
+        self, plan: StepPlan, inputs: Prepared, hidden: Tensor, failed: set[int]
+    ) -> tuple[PromptLogprobs, ...]:
+        scores = []
+        for item, first in zip(plan.scheduled, inputs.first_token.tolist(), strict=True):
+            positions = prompt_positions(item) if item.sequence.scores_prompt else range(0)
+            if not positions or id(item.sequence) in failed:
+                continue
+            # Position p is scored by the logits of p - 1, which is token p - 1 - start of this step's chunk.
+            offset = first - item.start - 1
+            parts = []
+            for begin in range(positions.start, positions.stop, _SCORED_ROWS):
+                part = range(begin, min(begin + _SCORED_ROWS, positions.stop))
+                logits = self._decoder.logits(hidden[part.start + offset : part.stop + offset])
+                parts.append(prompt_logprobs(logits, item.sequence, part))
+            logprobs = tuple(score for part_scores in parts for score in part_scores.logprobs)
+            scores.append(PromptLogprobs(item.sequence, positions.start, logprobs))
+        return tuple(scores)
+
+
+def _sampling_rows(plan: StepPlan, inputs: Prepared, failed: set[int]) -> tuple[Tensor | None, list[Sequence]]:
+    """Rows of the hidden states whose sequences draw a token (None = all, in order), and these sequences."""
+    ends = [*inputs.first_token.tolist()[1:], plan.num_tokens]
+    chosen = [
+        (end - 1, item.sequence)
+        for end, item in zip(ends, plan.scheduled, strict=True)
+        if item.samples and id(item.sequence) not in failed
+    ]
+    sequences = [sequence for _, sequence in chosen]
+    if len(chosen) == plan.num_tokens:
+        return None, sequences
+    return torch.tensor([row for row, _ in chosen], device=inputs.token_ids.device), sequences

@@ -1,0 +1,80 @@
+"""Which operators compute a model on this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+import torch
+
+from common.errors import ConfigError
+from engine_worker.config import ComputeSettings
+from engine_worker.kernels.build import KernelsUnavailable
+from engine_worker.kernels.cpu import CpuOps
+from engine_worker.kernels.ops import Ops
+from engine_worker.kernels.ops_torch import TorchOps
+from engine_worker.models.config import DecoderConfig
+
+log = structlog.get_logger(__name__)
+
+Quantization = Literal["none", "int8", "int4"]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NATIVE_BLOCK = 32  # a block size that the native kernels serve; others are refused where the cache is sized
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Operators and what they compute in."""
+
+    name: Literal["native", "torch"]
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def dtype_name(self) -> str:
+        """float32 | bfloat16."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+def choose_backend(
+    settings: ComputeSettings, dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig
+) -> Backend:
+    """Operators for ``config``; with "auto" the native ones where this machine and the model's shapes allow it.
+
+    Sets the number of compute threads of this process. Raises `ConfigError` when what was asked for cannot be had.
+    """
+    device = torch.device(settings.device)
+    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_threads)
+    if settings.backend != "torch" and device.type == "cpu":
+        try:
+            return _native(dtype, config, num_threads)
+        except (KernelsUnavailable, ValueError) as error:
+            if settings.backend == "native":
+                raise ConfigError(f"backend native cannot be used: {error}", param="backend") from error
+            log.warning("native_kernels_unavailable", reason=str(error), instead="torch")
+    elif settings.backend == "native":
+        raise ConfigError(f"backend native computes on the CPU, not on {device}", param="backend")
+    return _torch(dtype, device)
+
+
+def _native(dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig, num_threads: int) -> Backend:
+    ops = CpuOps("fp32" if dtype == "float32" else "auto", num_threads=num_threads)
+    ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
+    return Backend("native", ops, ops.activation_dtype, torch.device("cpu"))
+
+
+def _torch(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Backend:
+    chosen = _DTYPES[dtype] if dtype != "auto" else _fast_dtype(device)
+    return Backend("torch", TorchOps(chosen, device), chosen, device)
+
+
+def _fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where it is computed in hardware; emulated it would be slower than float32."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    is_fast = torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if is_fast else torch.float32
