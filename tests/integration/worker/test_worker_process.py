@@ -1,0 +1,197 @@
+"""Worker processes killed, frozen, stopped and broken: every request ends once, token for token as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from common.events import CancelReason, Ended, FinishReason, Grammar, Started
+from common.request_state import fold
+from common.transport import CancelOutcome
+from tests.integration.worker.conftest import LEASE_S, Fleet, assert_exact
+
+pytestmark = pytest.mark.e2e
+
+
+def owners(events) -> list[str]:
+    return [item.event.worker for item in events if isinstance(item.event, Started)]
+
+
+async def test_requests_of_all_kinds_are_answered_exactly(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.001)
+    made = [
+        await fleet.submit(1, max_tokens=20),
+        await fleet.submit(2, n=3, max_tokens=9),
+        await fleet.submit(3, max_tokens=60, stop=("b c", "🦊x", "字é", "a")),
+        await fleet.submit(4, max_tokens=30, eos_token_ids=tuple(range(300, 400))),
+        await fleet.submit(5, max_tokens=3, grammar=Grammar(kind="regex", source="a")),
+    ]
+    for one in made:
+        await assert_exact(one, await fleet.events(one))
+
+
+async def test_a_killed_workers_requests_are_continued_token_for_token(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = [await fleet.submit(seed, max_tokens=60, stop=("a🦊",), n=1 + seed % 2) for seed in range(4)]
+    for one in made:
+        await fleet.until_length(one, 10)
+    fleet.signal("w1", signal.SIGKILL)
+    await fleet.start("w2", step_s=0.001)
+    for one in made:
+        events = await fleet.events(one)
+        state = await assert_exact(one, events)
+        assert owners(events) == ["w1", "w2"]
+        assert state.takeovers == 1
+
+
+async def test_a_frozen_worker_that_wakes_up_cannot_write_any_more(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = await fleet.submit(1, max_tokens=150)
+    await fleet.until_length(made, 10)
+    fleet.signal("w1", signal.SIGSTOP)
+    await fleet.start("w2", step_s=0.02)
+
+    async def is_taken_over() -> bool:
+        return len(owners(await fleet.reading.read_range(made.request_id, after=0))) == 2
+
+    await fleet.until(is_taken_over)
+    fleet.signal("w1", signal.SIGCONT)
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1", "w2"]
+    assert "no longer ours" in fleet.log_of("w1")
+    assert fleet.workers["w1"].poll() is None, "the worker that slept goes on with other work"
+    again = await fleet.submit(2, max_tokens=5)
+    await assert_exact(again, await fleet.events(again))
+
+
+async def test_sigterm_finishes_what_runs_and_exits_cleanly(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = await fleet.submit(1, max_tokens=40)
+    await fleet.until_length(made, 5)
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1") == 0
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1"]
+    assert await fleet.registry.workers() == []
+
+
+async def test_handover_gives_running_requests_to_others_at_once(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02, flags=("--handover",))
+    made = await fleet.submit(1, max_tokens=100)
+    await fleet.until_length(made, 10)
+    await fleet.start("w2", step_s=0.001)
+    asked = time.monotonic()
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1") == 0
+    assert time.monotonic() - asked < 3
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1", "w2"]
+
+
+async def test_the_rest_is_handed_over_when_draining_takes_too_long(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.05, worker_drain_timeout_s=0.3)
+    made = await fleet.submit(1, max_tokens=100)
+    await fleet.until_length(made, 5)
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1") == 0
+    await fleet.start("w2", step_s=0.001)
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1", "w2"]
+
+
+async def test_a_second_sigterm_ends_the_process_at_once(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.05)
+    made = await fleet.submit(1, max_tokens=200)
+    await fleet.until_length(made, 5)
+    fleet.signal("w1", signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1", 2.0) == 1
+
+
+async def test_a_failing_engine_gives_its_lease_up_at_once(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.01, fake_fail_at=20, lease_ttl_s=30)
+    made = await fleet.submit(1, max_tokens=60)
+    assert await fleet.exit_code("w1") == 1
+    log = fleet.log_of("w1")
+    assert "fell off the bus" in log
+    assert made.request_id in log
+    await fleet.start("w2", step_s=0.001)
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1", "w2"]
+
+
+async def test_a_stuck_engine_loses_its_requests_and_the_process_ends(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.01, fake_hang_at=20, max_step_s=0.5)
+    made = await fleet.submit(1, max_tokens=60)
+    await fleet.until_length(made, 5)
+    await fleet.start("w2", step_s=0.001)
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert await fleet.exit_code("w1") == 1
+    assert "stuck" in fleet.log_of("w1")
+
+
+async def test_cancelling_frees_the_place_within_a_moment(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = await fleet.submit(1, max_tokens=250)
+    await fleet.until_length(made, 5)
+    assert await fleet.submission.cancel(made.request_id, CancelReason.API, "test") is CancelOutcome.ASKED
+    events = await fleet.events(made)
+    state = fold(events)
+    assert state.cancelled is CancelReason.API
+    assert state.choice(0).finish_reason is FinishReason.CANCELLED
+    assert state.usage is not None
+    assert state.usage.completion_tokens == len(state.choice(0).token_ids) < 250
+
+    async def is_idle() -> bool:
+        (record,) = await fleet.registry.workers()
+        return record.stats["running"] == 0 and record.stats["kv_usage"] == 0
+
+    await fleet.until(is_idle, 3)
+
+
+async def test_the_deadline_ends_a_running_request(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = await fleet.submit(1, max_tokens=250, deadline_s=time.time() + 0.6)
+    events = await fleet.events(made)
+    assert isinstance(events[-1].event, Ended)
+    assert events[-1].event.cancelled is CancelReason.DEADLINE
+    assert len(fold(events).choice(0).token_ids) > 3
+
+
+async def test_a_server_that_dies_and_comes_back_loses_nothing(fleet: Fleet, server) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = await fleet.submit(1, max_tokens=100)
+    await fleet.until_length(made, 10)
+    await asyncio.sleep(1.2)  # everysec: what clients saw is on disk
+    server.kill()
+    await asyncio.sleep(2 * LEASE_S)
+    server.start()
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+
+
+async def test_a_worker_takes_no_more_than_its_seats(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = [await fleet.submit(seed, max_tokens=25) for seed in range(40)]
+    await fleet.until_length(made[0], 3)
+    seen: list[dict[str, float]] = []
+
+    async def is_full() -> bool:
+        (record,) = await fleet.registry.workers()
+        seen.append(record.stats)
+        return record.stats.get("running") == 16
+
+    await fleet.until(is_full)
+    assert max(stats.get("requests", 0) for stats in seen) == 16
+    for one in made:
+        await assert_exact(one, await fleet.events(one))
