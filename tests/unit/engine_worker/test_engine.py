@@ -223,18 +223,18 @@ def test_stats_count_tokens_and_blocks() -> None:
 @st.composite
 def _streams(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[dict[str, int]], list[int]]:
     world = {
-        "num_blocks": draw(st.integers(14, 40)),
+        "num_blocks": draw(st.integers(16, 40)),
         "max_num_seqs": draw(st.integers(1, 6)),
-        "max_num_batched_tokens": draw(st.integers(16, 40)),
-        "max_prefill_tokens_beside_decodes": draw(st.integers(1, 40)),
-        "long_prefill_token_threshold": draw(st.integers(1, 40)),
-        "prefix_caching": draw(st.booleans()),
+        "max_num_batched_tokens": draw(st.integers(16, 28)),
+        "max_prefill_tokens_beside_decodes": draw(st.integers(1, 28)),
+        "long_prefill_token_threshold": draw(st.integers(1, 28)),
+        "prefix_caching": draw(st.sampled_from([True, True, True, False])),
     }
     request = st.fixed_dictionaries(
         {
-            "at": st.integers(0, 20),
-            "prompt": st.integers(1, 30),
-            "prefix": st.integers(0, 2),
+            "at": st.integers(0, 10),
+            "prompt": st.integers(1, 40),
+            "prefix": st.integers(0, 1),
             "max_tokens": st.integers(0, 24),
             "n": st.integers(1, 3),
             "priority": st.integers(0, 1),
@@ -245,7 +245,7 @@ def _streams(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[dict[str, int
     return world, draw(st.lists(request, min_size=1, max_size=9)), draw(st.lists(st.integers(0, 60), max_size=3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(_streams())
 def test_any_stream_of_requests_gives_what_each_gives_alone(
     stream: tuple[dict[str, int | bool], list[dict[str, int]], list[int]],
@@ -260,7 +260,8 @@ def test_any_stream_of_requests_gives_what_each_gives_alone(
         arriving = [item for item in pending if item[1]["at"] <= step]
         pending = [item for item in pending if item[1]["at"] > step]
         for number, request in arriving:
-            prompt = [request["prefix"] * 100 + i for i in range(request["prompt"])]
+            # Blocks repeat within a prompt and between prompts: only their place tells them apart.
+            prompt = [(i // 2 * (request["prefix"] + 1)) % 3 for i in range(request["prompt"])]
             choices = [
                 world.sequence(
                     prompt,
