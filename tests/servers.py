@@ -63,6 +63,7 @@ class Server:
             "save": "",
             "appendonly": "yes" if fsync else "no",
             "appendfsync": fsync or "no",
+            "repl-diskless-sync-delay": "0",
             **(options or {}),
         }
         self.arguments = [text for name, value in known.items() for text in (f"--{name}", value)]
@@ -94,9 +95,18 @@ class Server:
         log = self.directory / "server.log"
         return log.read_text()[-2000:] if log.exists() else "the server left no log"
 
-    def client(self) -> redis.Redis:
+    def client(self) -> Any:
         """A plain synchronous client, for looking behind the transport."""
         return redis.Redis(port=self.port, protocol=2, socket_timeout=5, retry=Retry(NoBackoff(), 0), driver_info=None)
+
+    def wait_for_replica(self) -> None:
+        """Until one acknowledges what is written."""
+        deadline = time.monotonic() + _START_S
+        with self.client() as client:
+            client.set("a-replica-is-there", 1)
+            while client.wait(1, 500) < 1:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no replica: {client.info('replication')}")
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -124,6 +134,32 @@ class Server:
     def flush(self) -> None:
         with self.client() as client:
             client.execute_command("FLUSHALL")
+
+
+class Sentinel(Server):
+    """One sentinel that watches ``primary`` under the name ``log``."""
+
+    def __init__(self, primary: Server) -> None:
+        super().__init__(fsync=None)
+        config = self.directory / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\nsentinel monitor log 127.0.0.1 {primary.port} 1\n"
+            "sentinel down-after-milliseconds log 500\nsentinel failover-timeout log 3000\n"
+        )
+        self.arguments = [str(config), "--sentinel"]
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/log"
+
+    def wait_for_replica(self) -> None:
+        """Until it has found one to fail over to."""
+        deadline = time.monotonic() + _START_S
+        with self.client() as client:
+            while int(client.info("sentinel")["master0"]["slaves"]) < 1:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no replica: {client.info('sentinel')}")
+                time.sleep(0.05)
 
 
 class Cluster:

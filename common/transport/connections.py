@@ -25,6 +25,7 @@ from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
@@ -57,7 +58,7 @@ TRANSIENT: Final = (
 """Failures after which a repeatable call is tried again on a fresh connection."""
 
 # Answers of a healthy connection that say "not now".
-_REFUSALS: Final = ("OOM", "MISCONF", "NOREPLICAS", "BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
+_REFUSALS: Final = ("MISCONF", "NOREPLICAS", "BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
 
 
 def translated(error: Exception) -> HeadraceError:
@@ -65,8 +66,10 @@ def translated(error: Exception) -> HeadraceError:
     text = str(error)
     if isinstance(error, AuthenticationError):
         return LogUnavailable(f"the server refuses the credentials: {text}")
-    if isinstance(error, TRANSIENT) or text.startswith(_REFUSALS):
+    if isinstance(error, TRANSIENT):
         return LogUnavailable(f"the log cannot be reached: {type(error).__name__}: {text}")
+    if isinstance(error, OutOfMemoryError) or text.startswith(_REFUSALS):
+        return LogUnavailable(f"the log refuses: {text}")
     return LogCorrupt(f"the log does not understand: {text}")
 
 
@@ -201,6 +204,12 @@ def _single_client(address: Address, settings: RedisSettings, timeout_s: float, 
     return aredis.Redis(connection_pool=pool, driver_info=None)
 
 
+def _sentinels(client: Client) -> list[Client]:
+    """The clients with which a client asks for its primary."""
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    return list(manager.sentinels) if manager is not None else []
+
+
 def _blocking_timeout_s(settings: RedisSettings) -> float:
     return MAX_BLOCK_MS / 1000 + settings.redis_timeout_s
 
@@ -253,6 +262,8 @@ class SingleConnections:
         for client in (self._commands, self._blocking):
             await client.aclose()
             await client.connection_pool.aclose()
+            for sentinel in _sentinels(client):
+                await sentinel.aclose()
 
 
 class ClusterConnections:
@@ -373,6 +384,14 @@ def connect_sync(settings: RedisSettings, timeout_s: float) -> Client:
         raise translated(error) from error
 
 
+def close_sync(client: Client) -> None:
+    """Close what `connect_sync` made."""
+    client.close()
+    if not isinstance(client, SyncRedisCluster):
+        for sentinel in _sentinels(client):
+            sentinel.close()
+
+
 __all__ = [
     "MAX_BLOCK_MS",
     "TRANSIENT",
@@ -382,6 +401,7 @@ __all__ = [
     "PushSource",
     "RedisError",
     "ResponseError",
+    "close_sync",
     "connect",
     "connect_sync",
     "is_missing_group",

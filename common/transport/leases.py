@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from common.errors import Fenced
-from common.transport.connections import TRANSIENT, NoScriptError, RedisError, connect_sync, translated
+from common.transport.connections import TRANSIENT, NoScriptError, RedisError, close_sync, connect_sync, translated
 from common.transport.keys import Keys
 from common.transport.scripts import RENEW
 from common.transport.settings import RedisSettings
@@ -47,7 +47,7 @@ class Lease:
     def close(self) -> None:
         """Close the connections; does not release."""
         if self._client is not None:
-            self._client.close()
+            close_sync(self._client)
             self._client = None
 
     def _set(self, ttl_ms: int) -> None:

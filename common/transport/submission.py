@@ -28,6 +28,7 @@ from common.transport.client import LogClient
 from common.transport.frames import publish
 from common.transport.keys import GROUP, QueueClass
 from common.transport.log import read_all
+from common.transport.memory import MemoryWatch
 from common.transport.records import AdmissionLimits, CancelOutcome, Duplicate, Frame, RequestPhase, Submitted
 
 _LONGEST_RETRY_AFTER_S = 60.0
@@ -44,6 +45,7 @@ class Submission:
 
     def __init__(self, client: LogClient) -> None:
         self._client = client
+        self._memory = MemoryWatch(client)
 
     async def submit(
         self,
@@ -64,6 +66,7 @@ class Submission:
         """
         keys, request_id = self._client.keys, request.request_id
         partition = keys.partition(request_id)
+        await self._memory.refuse_when_full()
         deadline_ms = "" if request.deadline_s is None else int(request.deadline_s * 1000)
         arguments = (
             request_id,

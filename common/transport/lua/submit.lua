@@ -23,11 +23,8 @@ for c = 1, #KEYS - 2 do
     tokens = tokens + tonumber(redis.call('HGET', load, 'tokens:' .. c) or '0')
   end
 end
-if all == 0 then
-  -- Nothing is admitted, so whatever the counters say was lost or doubled by a failover.
-  for c = 1, #KEYS - 2 do redis.call('HDEL', load, 'tokens:' .. c) end
-  tokens = 0
-end
+-- Nothing is admitted, so whatever the counters say was lost or doubled by a failover.
+if all == 0 then tokens = 0 end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 -- A single request larger than the token limit is admitted when nothing else is: it would never fit otherwise.
@@ -40,10 +37,14 @@ if depth >= tonumber(ARGV[10]) or (depth > 0 and tokens + tonumber(ARGV[9]) > to
   return {'full', depth, rate}
 end
 
+-- The first write decides whether a full server lets the script through, so it must be one that takes memory.
 local qid = redis.call('XADD', KEYS[class + 2], '*', 'rid', ARGV[1])
 redis.call('HSET', req, 'state', 'queued', 'epoch', '0', 'attempts', '0', 'model', ARGV[13], 'spec', ARGV[3],
   'fp', ARGV[4], 'nonce', ARGV[5], 'q', class, 'qid', qid, 'cls', class, 'cost', ARGV[9], 'edges', ARGV[6],
   'grace', ARGV[7], 'deadline', ARGV[8], 'submitted', now, 'seen', now)
 redis.call('EXPIRE', req, ARGV[12])
+if all == 0 then
+  for c = 1, #KEYS - 2 do redis.call('HDEL', load, 'tokens:' .. c) end
+end
 redis.call('HINCRBY', load, 'tokens:' .. class, ARGV[9])
 return {'ok'}

@@ -15,8 +15,8 @@ from common.transport import (
     RequestPhase,
     Submitted,
     idempotent_request_id,
+    scripts,
 )
-from common.transport import scripts
 from common.transport.client import LogClient
 from tests.behaviour.transport.world import MODEL, World
 

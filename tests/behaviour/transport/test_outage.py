@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, LogUnavailable
+from common.errors import ConfigError, LogUnavailable, Overloaded
 from common.events import Recorded
-from common.transport import AppendStatus, FrameBus, LogClient, RedisSettings, Resubscribed, Submitted
-from tests.behaviour.transport.world import MODEL, World, ended, started, tokens
-from tests.servers import Server, debian_redis, free_port, running
+from common.transport import AppendStatus, FrameBus, LogClient, RedisSettings, Resubscribed, Submission, Submitted
+from tests.behaviour.transport.world import MODEL, PLENTY, World, ended, started, tokens
+from tests.servers import Sentinel, Server, debian_redis, free_port, running
 
 
 @pytest.fixture(params=["valkey", "redis7"])
@@ -182,12 +181,16 @@ async def test_a_full_server_refuses_and_loses_nothing(server: Server) -> None:
         worker = await world.worker("w1")
         await world.submit_new()
         owned = await worker.claim_one()
-        await world.client.connections.on_primaries("CONFIG", "SET", "maxmemory", "1mb")
+        await world.client.connections.on_primaries("CONFIG", "SET", "maxmemory", "1kb")
         with pytest.raises(LogUnavailable):
             await world.submit(world.request())
         with pytest.raises(LogUnavailable):
             await worker.append(owned, 1, started(1))
         assert worker.ownership.held == {owned.request.request_id: 1}
+        with pytest.raises(Overloaded, match="nearly full"):
+            await Submission(world.client).submit(
+                world.request(), body_fingerprint="", limits=PLENTY, edge_id="", grace_s=0
+            )
         await world.client.connections.on_primaries("CONFIG", "SET", "maxmemory", "0")
         await worker.finish(owned)
         await world.assert_queues_clean()
@@ -230,7 +233,7 @@ async def test_strict_durability_waits_for_the_replicas() -> None:
         options = {"replicaof": f"127.0.0.1 {primary.port}"}
         with running(Server(fsync="everysec", options=options)) as replica:
             strict = {"durability": "strict", "strict_replicas": 1, "strict_wait_ms": 200}
-            await _until_in_sync(primary)
+            await asyncio.to_thread(primary.wait_for_replica)
             async with world_on(primary, **strict) as world, FrameBus(world.client, "edge-a") as bus:
                 signals = aiter(bus)
                 assert await anext(signals) == Resubscribed()
@@ -251,28 +254,20 @@ async def test_strict_durability_waits_for_the_replicas() -> None:
                 assert (await anext(signals))[0].n == 2  # type: ignore[index]
 
 
-async def _until_in_sync(primary: Server) -> None:
-    async with asyncio.timeout(10):
-        with primary.client() as client:
-            while "state=online" not in str(client.execute_command("INFO", "replication")).replace("': '", "="):
-                await asyncio.sleep(0.05)
-
-
-async def test_sentinel_names_the_new_primary_after_a_failover(tmp_path: Path) -> None:
+async def test_sentinel_names_the_new_primary_after_a_failover() -> None:
     with contextlib.ExitStack() as stack:
         primary = stack.enter_context(running(Server(fsync="everysec")))
-        options = {"replicaof": f"127.0.0.1 {primary.port}", "repl-diskless-sync-delay": "0"}
+        options = {"replicaof": f"127.0.0.1 {primary.port}"}
         stack.enter_context(running(Server(fsync="everysec", options=options)))
-        await _until_in_sync(primary)
+        await asyncio.to_thread(primary.wait_for_replica)
         sentinel = stack.enter_context(running(Sentinel(primary)))
-        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/log"
-        client = await LogClient.open(RedisSettings(redis_url=url, partitions=2, redis_retry_s=20))
+        client = await LogClient.open(RedisSettings(redis_url=sentinel.url, partitions=2, redis_retry_s=20))
         world = World(client)
         worker = await world.worker("w1", lease_s=600)
         request = await world.submit_new()
         owned = await worker.claim_one()
         await worker.append(owned, 1, started(1))
-        await sentinel.until_it_knows_a_replica()
+        await asyncio.to_thread(sentinel.wait_for_replica)
         primary.kill()
         outcome = await worker.append(owned, 2, tokens(1, 1))  # again and again until the replica is the primary
         assert outcome.status is AppendStatus.APPENDED
@@ -281,24 +276,3 @@ async def test_sentinel_names_the_new_primary_after_a_failover(tmp_path: Path) -
         await worker.append(owned, 3, ended(1), is_final=True)
         world.close()
         await client.close()
-
-
-class Sentinel(Server):
-    """One sentinel that watches ``primary`` under the name ``log``."""
-
-    def __init__(self, primary: Server) -> None:
-        super().__init__(fsync=None)
-        config = self.directory / "sentinel.conf"
-        config.write_text(
-            f"port {self.port}\nbind 127.0.0.1\nsentinel monitor log 127.0.0.1 {primary.port} 1\n"
-            "sentinel down-after-milliseconds log 500\nsentinel failover-timeout log 3000\n"
-        )
-        self.arguments = [str(config), "--sentinel"]
-
-    async def until_it_knows_a_replica(self) -> None:
-        async with asyncio.timeout(15):
-            with self.client() as client:
-                while "slaves=1" not in str(client.execute_command("INFO", "sentinel")).replace("': ", "=").replace(
-                    "'slaves'=1", "slaves=1"
-                ):
-                    await asyncio.sleep(0.1)
