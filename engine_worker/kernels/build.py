@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 SOURCE_DIR: Final = Path(__file__).parent / "native"
-SOURCES: Final = ("cpu.cpp", "attention.h", "linear.h", "microkernels.h", "simd.h")
+SOURCES: Final = ("cpu.cpp", "layers.h", "attention.h", "linear.h", "microkernels.h", "simd.h")
 # Flags of the CPU that the code uses, as /proc/cpuinfo names them, and what the compiler calls them.
 CPU_FLAGS: Final = {
     "avx512f": "-mavx512f",

@@ -6,6 +6,8 @@ Not safe for use by two threads at once: the engine thread owns it.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,12 +20,21 @@ from engine_worker.kernels.memory import Arena, map_bytes
 from engine_worker.kernels.native_types import (
     ADDRESS,
     Epilogue,
+    LayerStruct,
     RopeStruct,
     ShapeStruct,
     StepStruct,
     declare_functions,
 )
-from engine_worker.kernels.ops import Activation, AttentionMetadata, AttentionShape, KvCache, PackedLinear, Weight
+from engine_worker.kernels.ops import (
+    Activation,
+    AttentionMetadata,
+    AttentionShape,
+    DecoderLayer,
+    KvCache,
+    PackedLinear,
+    Weight,
+)
 from engine_worker.kernels.packing import GROUP, NativeLinear, WeightFormat
 
 MAX_HEAD_SIZE: Final = 256
@@ -39,8 +50,19 @@ class CpuKvCache:
     num_kv_heads: int
     head_size: int
     memory: Tensor  # uint8
+    layer_bytes: int
     keys: tuple[int, ...]  # address for each layer
     values: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class NativeLayers:
+    """Decoder layers as the kernels read them, and the tensors that keep them alive."""
+
+    structs: ctypes.Array[LayerStruct]
+    layers: tuple[DecoderLayer, ...]
+    width: int  # of the residual stream
+    block_size: int = 0  # of the cache last used: the structs name it
 
 
 class CpuOps:
@@ -166,6 +188,7 @@ class CpuOps:
             num_kv_heads=num_kv_heads,
             head_size=head_size,
             memory=memory,
+            layer_bytes=num_blocks * sum(block_bytes),
             keys=tuple(starts),
             values=tuple(start + num_blocks * block_bytes[0] for start in starts),
         )
@@ -222,6 +245,60 @@ class CpuOps:
             self._threads,
         )
         return out
+
+    # ------------------------------------------------------------ whole layers
+
+    def pack_layers(self, layers: Sequence[DecoderLayer]) -> NativeLayers:
+        if any(self._is_unlike(layers[0], layer) for layer in layers):
+            raise ValueError("the layers must be alike in their sizes")
+        structs = (LayerStruct * len(layers))(*(self._layer_struct(layer) for layer in layers))
+        return NativeLayers(structs, tuple(layers), layers[0].qkv.k)
+
+    def run_layers(self, x: Tensor, layers: NativeLayers, cache: KvCache, meta: AttentionMetadata) -> None:
+        assert isinstance(cache, CpuKvCache)
+        _check(x, torch.float32, layers.width)
+        for struct in layers.structs if layers.block_size != cache.block_size else ():
+            struct.shape.block_size = cache.block_size
+        layers.block_size = cache.block_size
+        self._native.layers(
+            ADDRESS(layers.structs),
+            len(layers.layers),
+            self._step_address(meta),
+            x.data_ptr(),
+            cache.keys[0],
+            cache.values[0],
+            cache.layer_bytes,
+            self._is_bf16,
+            self._threads,
+        )
+
+    @staticmethod
+    def _is_unlike(a: DecoderLayer, b: DecoderLayer) -> bool:
+        linears = ((a.qkv, b.qkv), (a.output, b.output), (a.gate_up, b.gate_up), (a.down, b.down))
+        return (a.shape.num_heads, a.shape.num_kv_heads, a.shape.head_size) != (
+            b.shape.num_heads,
+            b.shape.num_kv_heads,
+            b.shape.head_size,
+        ) or any((v.n, v.k) != (w.n, w.k) for v, w in linears)
+
+    def _layer_struct(self, layer: DecoderLayer) -> LayerStruct:
+        def norm(t: Tensor | None) -> int | None:
+            return None if t is None else _f32(t)
+
+        rope = RopeStruct(
+            _f32(layer.cos_sin), layer.cos_sin.shape[1], norm(layer.q_norm), norm(layer.k_norm), layer.norm_eps
+        )
+        return LayerStruct(
+            ShapeStruct.of(layer.shape, 0),
+            rope,
+            *(linear.storage.address for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            norm(layer.attention_norm),
+            norm(layer.mlp_norm),
+            norm(layer.after_attention_norm),
+            norm(layer.after_mlp_norm),
+            layer.norm_eps,
+            GATED[layer.activation],
+        )
 
     def _qkv(self, qkv: Tensor, shape: AttentionShape) -> int:
         _check(qkv, self.activation_dtype, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size)

@@ -93,6 +93,25 @@ class RopeStruct(ctypes.Structure):
     _fields_ = (("cos_sin", P), ("dim", I64), ("q_norm", P), ("k_norm", P), ("eps", F32))
 
 
+class LayerStruct(ctypes.Structure):
+    """`Layer` of native/layers.h."""
+
+    _fields_ = (
+        ("shape", ShapeStruct),
+        ("rope", RopeStruct),
+        ("qkv", P),
+        ("output", P),
+        ("gate_up", P),
+        ("down", P),
+        ("attention_norm", P),
+        ("mlp_norm", P),
+        ("after_attention", P),
+        ("after_mlp", P),
+        ("eps", F32),
+        ("activation", I64),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NativeFunctions:
     """The exported functions; the GIL is released while they run."""
@@ -101,6 +120,7 @@ class NativeFunctions:
     norm: Callable[..., None]
     rope_write: Callable[..., None]
     attention: Callable[..., None]
+    layers: Callable[..., None]
 
 
 def declare_functions(library: ctypes.CDLL) -> NativeFunctions:
@@ -116,4 +136,5 @@ def declare_functions(library: ctypes.CDLL) -> NativeFunctions:
         norm=function("headrace_norm", P, P, F32, I64, I64, P),
         rope_write=function("headrace_rope_write", P, P, P, P, P, P, I64, I64),
         attention=function("headrace_attention", P, P, P, P, P, P, I64, I64),
+        layers=function("headrace_layers", P, I64, P, P, P, P, I64, I64, I64),
     )

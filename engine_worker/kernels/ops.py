@@ -11,9 +11,10 @@ Implementations: `ops_torch.TorchOps` (any dtype, any device: the fallback and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -85,6 +86,26 @@ class AttentionShape:
     scale: float
     sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
     soft_cap: float | None = None  # scores = cap * tanh(scores / cap)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """All of one layer, for operators that compute layers in one call. Norm weights are fp32 [D]."""
+
+    shape: AttentionShape
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    attention_norm: Tensor  # before attention
+    mlp_norm: Tensor  # before the MLP
+    norm_eps: float
+    activation: Activation
+    cos_sin: Tensor  # as `Ops.rope_write_kv` takes it
+    q_norm: Tensor | None = None  # fp32 [HD]
+    k_norm: Tensor | None = None
+    after_attention_norm: Tensor | None = None  # over attention's result before it is added (Gemma 2)
+    after_mlp_norm: Tensor | None = None
 
 
 class KvCache(Protocol):
@@ -176,4 +197,17 @@ class Ops(Protocol):
 
         Only Q is read from qkv; K and V come from the cache, where `rope_write_kv` has put this step's too.
         """
+        ...
+
+
+@runtime_checkable
+class LayerOps(Protocol):
+    """What an implementation of `Ops` may offer besides: all layers in one call, with the results of its operators."""
+
+    def pack_layers(self, layers: Sequence[DecoderLayer]) -> Any:
+        """The layers, packed by this implementation, as `run_layers` takes them. Raises ValueError if it cannot."""
+        ...
+
+    def run_layers(self, x: Tensor, layers: Any, cache: KvCache, meta: AttentionMetadata) -> None:
+        """The layers over the residual stream fp32 [T, D], in place; K and V of layer i go to layer i of the cache."""
         ...

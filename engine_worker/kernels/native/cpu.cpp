@@ -5,8 +5,7 @@
 // (microkernels.h), softmax over fixed chunks folded in order (attention.h), and no fast-math.
 //
 // `is_bf16` is the activations' type: bf16, or else fp32. All pointers are to contiguous memory of the caller.
-#include "attention.h"
-#include "linear.h"
+#include "layers.h"
 
 using namespace headrace;
 
@@ -15,7 +14,7 @@ namespace {
 // Scratch of the calling thread (the engine has one), reused from step to step.
 thread_local Scratch linear_scratch;
 thread_local AttentionScratch attention_scratch;
-thread_local Buffer<float> stack_buffer;
+thread_local LayerScratch layer_scratch;
 
 template <class T>
 void linear_call(const Input& in, long M, const Linear& w, void* out, long epilogue, int threads) {
@@ -69,6 +68,13 @@ void headrace_attention(const Shape* s, const Step* step, const void* qkv, void*
                         int64_t threads) {
   if (is_bf16) attention_call<bf16>(*s, *step, qkv, k, v, out, (int)threads);
   else attention_call<float>(*s, *step, qkv, k, v, out, (int)threads);
+}
+
+// All layers of a decoder; x fp32 [tokens][D] is changed in place. K of layer i begins at k + i * kv_stride bytes.
+void headrace_layers(const Layer* layers, int64_t num_layers, const Step* step, float* x, void* k, void* v, int64_t kv_stride,
+                     int64_t is_bf16, int64_t threads) {
+  const auto call = is_bf16 ? run_layers<bf16> : run_layers<float>;
+  call(layer_scratch, layers, num_layers, *step, x, (char*)k, (char*)v, kv_stride, (int)threads);
 }
 
 }  // extern "C"

@@ -74,7 +74,7 @@ struct Input {
 struct Scratch {  // of the calling thread, shared by its team
   Buffer<float> dense, scale;
   Buffer<int8_t> q;
-  Buffer<int32_t> sum;
+  Buffer<Beside> beside;
   Buffer<uint8_t> wide;
 };
 template <class T>
@@ -83,7 +83,7 @@ struct Prepared {  // what the micro-kernels read
   long ld = 0;
   int8_t* q = nullptr;
   float* scale = nullptr;
-  int32_t* sum = nullptr;
+  Beside* beside = nullptr;
 };
 template <class T>
 static bool is_ready(const Input& in, const Linear& w) {
@@ -97,24 +97,26 @@ static Prepared<T> place(Scratch& s, const Input& in, const Linear& w, long M, i
   p.ld = w.padded_k;
   if (is_ready<T>(in, w)) p.dense = (const T*)in.x;
   else if (w.kind == F32 || w.kind == BF16) p.dense = (const T*)s.dense.at_least(n * sizeof(T) / sizeof(float) + 16);
-  else p.q = s.q.at_least(n), p.scale = s.scale.at_least(n / 32), p.sum = s.sum.at_least(n / 32);
+  else p.q = s.q.at_least(n), p.scale = s.scale.at_least(n / 32), p.beside = s.beside.at_least(n / 32);
   return p;
 }
 template <class T>
 static INLINE Prepared<T> rows_from(const Prepared<T>& p, long row, long padded_k) {
   Prepared<T> r = p;
   if (p.dense) r.dense += row * padded_k;
-  else r.q += row * padded_k, r.scale += row * padded_k / 32, r.sum += row * padded_k / 32;
+  else r.q += row * padded_k, r.scale += row * padded_k / 32, r.beside += row * padded_k / 32;
   return r;
 }
-static INLINE void quantize_group(__m512 v0, __m512 v1, int8_t* q, float* scale, int32_t* sum) {
+static INLINE void quantize_group(__m512 v0, __m512 v1, int64_t kind, int8_t* q, float* scale, Beside* beside) {
   const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
   const __m512 r = _mm512_set1_ps(top > 0 ? 127.f / top : 0.f);
   const __m512i i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, r)), i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, r));
   _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(i0));
   _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtepi32_epi8(i1));
   *scale = top / 127.f;
-  *sum = _mm512_reduce_add_epi32(_mm512_add_epi32(i0, i1));
+  const int sum = _mm512_reduce_add_epi32(_mm512_add_epi32(i0, i1));
+  if (kind == Q4) beside->sum = *scale * (float)sum;
+  else beside->start = (kind == Q8 ? -128 : -8) * sum;
 }
 template <class In>
 static INLINE float inverse_rms(const In* x, long k, float eps) {
@@ -142,7 +144,7 @@ static void prepare_row(const In* x, const float* norm, float eps, const Linear&
   }
   const long G = w.padded_k / 32;
   for (long g = 0; g < G; g++)
-    quantize_group(at(g * 32), at(g * 32 + 16), p.q + row * w.padded_k + g * 32, p.scale + row * G + g, p.sum + row * G + g);
+    quantize_group(at(g * 32), at(g * 32 + 16), w.kind, p.q + row * w.padded_k + g * 32, p.scale + row * G + g, p.beside + row * G + g);
 }
 template <class T>
 static void prepare_row(const Input& in, const Linear& w, const Prepared<T>& p, long from, long row) {
@@ -168,7 +170,7 @@ static void quantized_tile(const Prepared<T>& x, const Linear& w, const uint8_t*
     constexpr int MR = decltype(rows)::value;
     const long r = m0 + m;
     __m512 acc[MR][2] = {};
-    multiply<F, MR>(Quantized{x.q + r * K, x.scale + r * G, x.sum + r * G}, B, w.scales + tile * K, w.mins + tile * K, K, acc);
+    multiply<F, MR>(Quantized{x.q + r * K, x.scale + r * G, x.beside + r * G}, B, w.scales + tile * K, w.mins + tile * K, K, acc);
     finish<T, MR>(t, r, tile, acc);
   });
 }

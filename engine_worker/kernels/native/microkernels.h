@@ -53,12 +53,15 @@ static INLINE void multiply(const bf16* A, long lda, const bf16* B, long K, __m5
   }
 }
 
-// Activations quantised in groups of 32 along K. `sum` prepares what a group adds beside its integer products:
-// see start_of and the minimum below.
+// Activations quantised in groups of 32 along K; per group what it adds beside its integer products:
+union Beside {
+  int32_t start;  // formats without a minimum: -offset * sum(q), which undoes the offset of the stored weights
+  float sum;      // formats with one: scale * sum(q), to be multiplied by it
+};
 struct Quantized {
-  const int8_t* q;     // [rows][K]
-  const float* scale;  // [rows][K/32]
-  const int32_t* sum;  // [rows][K/32] sum of q over the group
+  const int8_t* q;       // [rows][K]
+  const float* scale;    // [rows][K/32]
+  const Beside* beside;  // [rows][K/32]
 };
 // Weights in groups of 32 along K, for 32 columns; stored values are unsigned.
 //   INT8      [K/4][32][4]      value + 128               w = scale * value
@@ -68,7 +71,6 @@ struct Quantized {
 enum Format { INT8, INT4, INT4_SYM, WIDE, WIDE_SYM };
 static constexpr bool is_nibbles(Format f) { return f == INT4 || f == INT4_SYM; }
 static constexpr bool has_min(Format f) { return f == INT4 || f == WIDE; }
-static constexpr int offset_of(Format f) { return f == INT8 ? 128 : has_min(f) ? 0 : 8; }  // of the stored values
 
 static INLINE __m512 half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 static INLINE __m512i quad(const int8_t* p) {
@@ -87,7 +89,7 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
     __m512i ia[MR][2];  // integer sums of the group: exact
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++)
-      ia[m][0] = ia[m][1] = has_min(F) ? _mm512_setzero_si512() : _mm512_set1_epi32(-offset_of(F) * A.sum[m * G + g]);
+      ia[m][0] = ia[m][1] = has_min(F) ? _mm512_setzero_si512() : _mm512_set1_epi32(A.beside[m * G + g].start);
     if constexpr (is_nibbles(F)) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
@@ -127,7 +129,7 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
       const __m512 n0 = half(mins + g * 32), n1 = half(mins + g * 32 + 16);
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        const __m512 x = _mm512_set1_ps(A.scale[m * G + g] * (float)A.sum[m * G + g]);
+        const __m512 x = _mm512_set1_ps(A.beside[m * G + g].sum);
         acc[m][0] = _mm512_fmadd_ps(x, n0, acc[m][0]);
         acc[m][1] = _mm512_fmadd_ps(x, n1, acc[m][1]);
       }
