@@ -168,5 +168,5 @@ def _rotate(x: Tensor, cos_sin: Tensor) -> None:
     half = cos_sin.shape[-1] // 2
     cos, sin = cos_sin[..., :half], cos_sin[..., half:]
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    x[..., :half] = first * cos - second * sin
-    x[..., half : 2 * half] = second * cos + first * sin
+    rotated = first * cos - second * sin, second * cos + first * sin  # both before x, which may be what is read
+    x[..., :half], x[..., half : 2 * half] = rotated
