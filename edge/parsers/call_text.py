@@ -75,18 +75,16 @@ class CallTextParser(ABC):
 
     def _take_before(self, markers: tuple[str, ...], parts: list[Part]) -> str:
         """Makes content of the text before the first of ``markers``, which is returned; "" when none is complete."""
-        found = (
-            min((at, marker) for marker in markers if (at := self._pending.find(marker)) >= 0)
-            if any(marker in self._pending for marker in markers)
-            else None
-        )
-        if found is not None:
-            self._add_content(self._pending[: found[0]], parts)
-            self._pending = self._pending[found[0] + len(found[1]) :]
-            return found[1]
-        held = max(held_prefix(self._pending, marker) for marker in markers)
-        self._add_content(self._pending[: len(self._pending) - held], parts)
-        self._pending = self._pending[len(self._pending) - held :]
+        text = self._pending
+        found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+        if found:
+            at, marker = min(found)
+            self._add_content(text[:at], parts)
+            self._pending = text[at + len(marker) :]
+            return marker
+        shown = len(text) - max([held_prefix(text, marker) for marker in markers])
+        self._add_content(text[:shown], parts)
+        self._pending = text[shown:]
         return ""
 
     def _add_content(self, text: str, parts: list[Part]) -> None:

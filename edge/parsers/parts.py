@@ -51,7 +51,10 @@ class Parser(Protocol):
 
 def held_prefix(text: str, marker: str) -> int:
     """Length of the longest end of ``text`` that may be the beginning of ``marker``, shorter than it."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
+    tail = text[1 - len(marker) :]
+    at = tail.find(marker[0])
+    while at >= 0:
+        if marker.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(marker[0], at + 1)
     return 0

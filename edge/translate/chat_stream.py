@@ -40,8 +40,8 @@ class ChatStream:
         return []
 
     def tokens(self, event: Tokens) -> list[bytes]:
-        chunks = [] if self._has_begun else self._begin()
         self._cached_tokens = event.cached_tokens or self._cached_tokens
+        chunks = [] if self._has_begun else self._begin()
         parts = self._folds[event.choice].tokens(event.token_ids, event.text)
         if not self._is_plain:
             return chunks + self._full(event, parts)
