@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ class Kind(IntEnum):
     INT4_SYMMETRIC = 4
 
 
+_VALUE_BYTES: Final = {Kind.INT8: 1024, Kind.INT4: 512, Kind.INT4_SYMMETRIC: 512}  # of a group of 32 columns
+
+
 class LinearStruct(ctypes.Structure):
     """`Linear` of native/linear.h."""
 
@@ -43,8 +46,6 @@ class LinearStruct(ctypes.Structure):
         ("padded_n", ctypes.c_int64),
         ("padded_k", ctypes.c_int64),
         ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("mins", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
 
@@ -55,9 +56,7 @@ class NativeLinear:
 
     struct: LinearStruct
     address: int  # of struct
-    values: Tensor
-    scales: Tensor | None
-    mins: Tensor | None
+    values: Tensor  # dense: the values; quantised: uint8 [N / 32, K / 32, bytes of a group]
     bias: Tensor | None
 
     @property
@@ -130,39 +129,36 @@ def pack(weight: Weight, n: int, k: int, bias: Tensor | None, arena: Arena) -> N
     """
     rows = _round_up(weight.values.shape[0], GROUP)
     columns = _round_up(weight.values.shape[1], GROUP)
-    scales = mins = None
     if isinstance(weight, DenseWeight):
-        kind, values = _pack_dense(_pad(weight.values, rows, columns))
+        kind, packed = _pack_dense(_pad(weight.values, rows, columns))
     else:
         kind = _quantized_kind(weight)
-        values = _pack_int8(weight, rows) if kind is Kind.INT8 else _pack_int4(weight, rows)
-        scales = _keep(_pack_groups(weight.scales, rows), arena)
-        if kind is Kind.INT4 and weight.mins is not None:
-            mins = _keep(_pack_groups(weight.mins, rows), arena)
-    values = _keep(values, arena)
+        packed = _pack_quantized(weight, kind, rows)
+    values = arena.empty(tuple(packed.shape), packed.dtype).copy_(packed)
     padded_bias = None if bias is None else pad_tensor(bias.float(), (0, rows - bias.shape[0])).contiguous()
-    struct = LinearStruct(kind, n, k, rows, columns, *map(_address, (values, scales, mins, padded_bias)))
-    return NativeLinear(struct, ctypes.addressof(struct), values, scales, mins, padded_bias)
+    bias_address = None if padded_bias is None else padded_bias.data_ptr()
+    struct = LinearStruct(kind, n, k, rows, columns, values.data_ptr(), bias_address)
+    return NativeLinear(struct, ctypes.addressof(struct), values, padded_bias)
 
 
 def unpack(linear: NativeLinear) -> Weight:
     """The weight as it was before `pack`, without its padding of N and K (quantised: K padded to whole groups)."""
-    s = linear.struct
+    s, kind = linear.struct, linear.kind
     tiles, k = s.padded_n // GROUP, s.padded_k
-    if linear.kind in (Kind.F32, Kind.BF16):
-        pair = 1 if linear.kind is Kind.F32 else 2
+    if kind in (Kind.F32, Kind.BF16):
+        pair = 1 if kind is Kind.F32 else 2
         values = linear.values.view(tiles, k // pair, GROUP, pair).transpose(1, 2).reshape(s.padded_n, k)
         return DenseWeight(values[: s.n, : s.k].contiguous())
-    assert linear.scales is not None
-    scales = _unpack_groups(linear.scales)[: s.n]
-    if linear.kind is Kind.INT8:
-        bytes_ = linear.values.view(tiles, k // 4, GROUP, 4).transpose(1, 2).reshape(s.padded_n, k)
-        return QuantizedWeight((bytes_.short() - 128).to(torch.int8)[: s.n], scales, None)
-    packed = linear.values.view(tiles, k // GROUP, 4, GROUP, 4)
+    num_bytes = _VALUE_BYTES[kind]
+    stored, scales = linear.values[..., :num_bytes], _unpack_halves(linear.values[..., num_bytes : num_bytes + 64])
+    if kind is Kind.INT8:
+        quads = stored.reshape(tiles, k // 4, GROUP, 4).transpose(1, 2).reshape(s.padded_n, k)
+        return QuantizedWeight((quads.short() - 128).to(torch.int8)[: s.n], scales[: s.n], None)
+    packed = stored.reshape(tiles, k // GROUP, 4, GROUP, 4)
     nibbles = torch.stack([packed & 15, packed >> 4], 2)  # [tile, group, half, quad, column, 4]
-    values = nibbles.permute(0, 4, 1, 2, 3, 5).reshape(s.padded_n, k)[: s.n]
-    mins = -8 * scales if linear.mins is None else _unpack_groups(linear.mins)[: s.n]
-    return QuantizedWeight(values.contiguous(), scales, mins)
+    values = nibbles.permute(0, 4, 1, 2, 3, 5).reshape(s.padded_n, k)[: s.n].contiguous()
+    mins = -8 * scales if kind is Kind.INT4_SYMMETRIC else _unpack_halves(linear.values[..., num_bytes + 64 :])
+    return QuantizedWeight(values, scales[: s.n], mins[: s.n])
 
 
 def _quantized_kind(weight: QuantizedWeight) -> Kind:
@@ -180,6 +176,15 @@ def _pack_dense(w: Tensor) -> tuple[Kind, Tensor]:
     raise ValueError(f"dense weights must be fp32 or bf16, not {w.dtype}")
 
 
+def _pack_quantized(weight: QuantizedWeight, kind: Kind, rows: int) -> Tensor:
+    """uint8 [tiles, groups, bytes]: a group's values, scales and, where they are kept, minima."""
+    values = _pack_int8(weight, rows) if kind is Kind.INT8 else _pack_int4(weight, rows)
+    parts = [values.reshape(*values.shape[:1], -1, _VALUE_BYTES[kind]), _pack_halves(weight.scales, rows)]
+    if kind is Kind.INT4 and weight.mins is not None:
+        parts.append(_pack_halves(weight.mins, rows))
+    return torch.cat(parts, 2)
+
+
 def _pack_int8(weight: QuantizedWeight, rows: int) -> Tensor:
     k = weight.values.shape[1]
     stored = (_pad(weight.values, rows, k).short() + 128).to(torch.uint8)  # unsigned for the dot product instruction
@@ -192,13 +197,15 @@ def _pack_int4(weight: QuantizedWeight, rows: int) -> Tensor:
     return halves[0] | (halves[1] << 4)
 
 
-def _pack_groups(t: Tensor, rows: int) -> Tensor:
-    return _pad(t.half(), rows, t.shape[1]).view(rows // GROUP, GROUP, t.shape[1]).transpose(1, 2)
+def _pack_halves(t: Tensor, rows: int) -> Tensor:
+    """fp16 [N, groups] -> uint8 [tiles, groups, 64]."""
+    tiles = _pad(t.half(), rows, t.shape[1]).view(rows // GROUP, GROUP, t.shape[1]).transpose(1, 2).contiguous()
+    return tiles.view(torch.uint8)
 
 
-def _unpack_groups(t: Tensor) -> Tensor:
-    tiles, groups, columns = t.shape
-    return t.transpose(1, 2).reshape(tiles * columns, groups)
+def _unpack_halves(t: Tensor) -> Tensor:
+    tiles, groups, _ = t.shape
+    return t.contiguous().view(torch.float16).transpose(1, 2).reshape(tiles * GROUP, groups)
 
 
 def _in_groups(values: Tensor) -> Tensor:
@@ -218,14 +225,6 @@ def _interleave_rows(gate: Tensor, up: Tensor) -> Tensor:
 
 def _pad(t: Tensor, rows: int, columns: int) -> Tensor:
     return pad_tensor(t, (0, columns - t.shape[1], 0, rows - t.shape[0])).contiguous()
-
-
-def _keep(t: Tensor, arena: Arena) -> Tensor:
-    return arena.empty(tuple(t.shape), t.dtype).copy_(t)
-
-
-def _address(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()
 
 
 def _round_up(n: int, multiple: int) -> int:

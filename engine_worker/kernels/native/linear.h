@@ -7,14 +7,13 @@ namespace headrace {
 enum Kind : int64_t { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3, Q4_SYM = 4 };
 
 // One packed layer, filled in by packing.py (same fields, same order).
-//   F32 [N/32][K][32]   BF16 [N/32][K/2][32][2]   Q8, Q4, Q4_SYM as in microkernels.h; scales and mins [N/32][K/32][32]
+//   F32 [N/32][K][32]   BF16 [N/32][K/2][32][2]   Q8, Q4, Q4_SYM [N/32][K/32][group] as in microkernels.h
 struct Linear {
   int64_t kind;
   int64_t n, k;              // as in the model
   int64_t padded_n, padded_k;  // multiples of 32
   const void* values;
-  const uint16_t *scales, *mins;  // fp16
-  const float* bias;              // [padded_n] or null
+  const float* bias;  // [padded_n] or null
 };
 
 enum Epilogue : int64_t {
@@ -163,35 +162,36 @@ static void dense_tile(const Prepared<T>& x, const Linear& w, long m0, long M, l
     finish<T, MR>(t, m0 + m, tile, acc);
   });
 }
-template <class T, Format F, int MAX>
-static void quantized_tile(const Prepared<T>& x, const Linear& w, const uint8_t* B, long m0, long M, long tile, const Target<T>& t) {
-  const long K = w.padded_k, G = K / 32;
-  over_rows<MAX>(M, [&](auto rows, long m) {
+template <class T, Format F>
+static void quantized_tile(const Prepared<T>& x, long K, const uint8_t* B, long m0, long M, long tile, const Target<T>& t) {
+  const long G = K / 32;
+  over_rows<6>(M, [&](auto rows, long m) {
     constexpr int MR = decltype(rows)::value;
     const long r = m0 + m;
     __m512 acc[MR][2] = {};
-    multiply<F, MR>(Quantized{x.q + r * K, x.scale + r * G, x.beside + r * G}, B, w.scales + tile * K, w.mins + tile * K, K, acc);
+    multiply<F, MR>(Quantized{x.q + r * K, x.scale + r * G, x.beside + r * G}, B, K, acc);
     finish<T, MR>(t, r, tile, acc);
   });
 }
 // From this many rows on it pays to unpack a tile of int4 weights once for all of them.
 static const long WIDEN_FROM = 16;
 
+// F: as stored; W: the same unpacked
+template <class T, Format F, Format W>
+static void nibble_tile(const Prepared<T>& x, const Linear& w, long m0, long M, long tile, const Target<T>& t, uint8_t* wide) {
+  const long K = w.padded_k;
+  const uint8_t* B = (const uint8_t*)w.values + tile * (K / 32) * group_bytes(F);
+  if (M < WIDEN_FROM) return quantized_tile<T, F>(x, K, B, m0, M, tile, t);
+  widen<F>(B, K, wide);
+  quantized_tile<T, W>(x, K, wide, m0, M, tile, t);
+}
 template <class T>
 static void one_tile(const Prepared<T>& x, const Linear& w, long m0, long M, long tile, const Target<T>& t, uint8_t* wide) {
-  const uint8_t* bytes = (const uint8_t*)w.values;
   const long K = w.padded_k;
   if (w.kind == F32 || w.kind == BF16) return dense_tile(x, w, m0, M, tile, t);
-  if (w.kind == Q8) return quantized_tile<T, INT8, 6>(x, w, bytes + tile * 32 * K, m0, M, tile, t);
-  const uint8_t* B = bytes + tile * 16 * K;
-  if (M < WIDEN_FROM) {
-    if (w.kind == Q4) quantized_tile<T, INT4, 6>(x, w, B, m0, M, tile, t);
-    else quantized_tile<T, INT4_SYM, 6>(x, w, B, m0, M, tile, t);
-    return;
-  }
-  widen(B, K, wide);
-  if (w.kind == Q4) quantized_tile<T, WIDE, 6>(x, w, wide, m0, M, tile, t);
-  else quantized_tile<T, WIDE_SYM, 6>(x, w, wide, m0, M, tile, t);
+  if (w.kind == Q4) return nibble_tile<T, INT4, WIDE>(x, w, m0, M, tile, t, wide);
+  if (w.kind == Q4_SYM) return nibble_tile<T, INT4_SYM, INT8>(x, w, m0, M, tile, t, wide);
+  quantized_tile<T, INT8>(x, K, (const uint8_t*)w.values + tile * (K / 32) * group_bytes(INT8), m0, M, tile, t);
 }
 
 // ---------------------------------------------------------------- the whole layer
@@ -199,6 +199,8 @@ static void one_tile(const Prepared<T>& x, const Linear& w, long m0, long M, lon
 static const long OWN_COPY_TO = 2;
 // Rows whose prepared form takes about this much are worked on together, so that they stay in the L2 cache.
 static const long SLAB_BYTES = 384 * 1024;
+
+static long wide_bytes(const Linear& w) { return w.padded_k / 32 * group_bytes(WIDE); }
 
 template <class T>
 struct Job {
@@ -208,7 +210,7 @@ struct Job {
   Target<T> target;
   Prepared<T> rows;
   bool ready, own_copies;
-  uint8_t* wide;  // [threads][32 * padded_k]
+  uint8_t* wide;  // a tile of WIDE for each thread
 };
 template <class T>
 static Job<T> make_job(Scratch& s, int threads, const Input& in, long M, const Linear& w, void* out, long epilogue) {
@@ -216,7 +218,7 @@ static Job<T> make_job(Scratch& s, int threads, const Input& in, long M, const L
   const long columns = gated ? w.n / 2 : w.n;
   Job<T> j{in, M, &w, {out, columns, columns, epilogue, w.bias}, {}, is_ready<T>(in, w), M <= OWN_COPY_TO, nullptr};
   j.rows = place<T>(s, in, w, M, j.own_copies ? threads : 1);
-  if (M >= WIDEN_FROM && (w.kind == Q4 || w.kind == Q4_SYM)) j.wide = s.wide.at_least(threads * 32 * w.padded_k);
+  if (M >= WIDEN_FROM && (w.kind == Q4 || w.kind == Q4_SYM)) j.wide = s.wide.at_least(threads * wide_bytes(w));
   return j;
 }
 // To be followed by a sync, if anything reads the result or reuses the scratch.
@@ -234,7 +236,7 @@ static void run(Team& team, const Job<T>& j) {
   const long row_bytes = w.padded_k * (rows.dense ? (long)sizeof(T) : 1);
   const long most = std::max<long>(48, SLAB_BYTES / row_bytes), slabs = (j.M + most - 1) / most;
   const long tiles = w.padded_n / 32;
-  uint8_t* wide = j.wide ? j.wide + team.id * 32 * w.padded_k : nullptr;
+  uint8_t* wide = j.wide ? j.wide + team.id * wide_bytes(w) : nullptr;
   team.each(slabs * tiles, 1, [&](long i) {
     const long slab = i / tiles, m0 = j.M * slab / slabs, m1 = j.M * (slab + 1) / slabs;
     one_tile(rows, w, m0, m1 - m0, i % tiles, j.target, wide);

@@ -63,16 +63,19 @@ struct Quantized {
   const float* scale;    // [rows][K/32]
   const Beside* beside;  // [rows][K/32]
 };
-// Weights in groups of 32 along K, for 32 columns; stored values are unsigned.
-//   INT8      [K/4][32][4]      value + 128               w = scale * value
-//   INT4      [K/32][4][32][4]  k | k + 16 << 4, 0..15    w = scale * value + min
-//   INT4_SYM  likewise          value + 8                 w = scale * value
-//   WIDE_*    the int4 formats unpacked to [K/4][32][4], made on the fly where many rows share the work
-enum Format { INT8, INT4, INT4_SYM, WIDE, WIDE_SYM };
+// Weights of a tile of 32 columns, in groups of 32 along K: one stream, since memory is read best so. A group is its
+// values, then the scales fp16 [32] and, in INT4, the minima fp16 [32]. Stored values are unsigned.
+//   INT8      [8][32][4]  value + 128           w = scale * value
+//   INT4      [4][32][4]  k | k + 16 << 4       w = scale * value + min
+//   INT4_SYM  likewise, value + 8               w = scale * value
+//   WIDE      INT4 unpacked to [8][32][4] on the fly, where many rows share the work (INT4_SYM so unpacked is INT8)
+enum Format { INT8, INT4, INT4_SYM, WIDE };
 static constexpr bool is_nibbles(Format f) { return f == INT4 || f == INT4_SYM; }
 static constexpr bool has_min(Format f) { return f == INT4 || f == WIDE; }
+static constexpr long value_bytes(Format f) { return is_nibbles(f) ? 512 : 1024; }
+static constexpr long group_bytes(Format f) { return value_bytes(f) + (has_min(f) ? 128 : 64); }
 
-static INLINE __m512 half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static INLINE __m512 half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 static INLINE __m512i quad(const int8_t* p) {
   int v;
   memcpy(&v, p, 4);
@@ -80,8 +83,7 @@ static INLINE __m512i quad(const int8_t* p) {
 }
 
 template <Format F, int MR>
-static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t* scales, const uint16_t* mins, long K,
-                            __m512 (&acc)[MR][2]) {
+static INLINE void multiply(const Quantized& A, const uint8_t* B, long K, __m512 (&acc)[MR][2]) {
   const __m512i mask = _mm512_set1_epi8(15);
   const long G = K / 32;
   Rows<int8_t, MR> a(A.q, K);
@@ -104,7 +106,6 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
           ia[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(ia[m][1], l1, al), h1, ah);
         }
       }
-      B += 512;
     } else {
 #pragma GCC unroll 8
       for (int j = 0; j < 8; j++) {
@@ -116,9 +117,8 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
           ia[m][1] = _mm512_dpbusd_epi32(ia[m][1], b1, x);
         }
       }
-      B += 1024;
     }
-    const __m512 d0 = half(scales + g * 32), d1 = half(scales + g * 32 + 16);
+    const __m512 d0 = half(B + value_bytes(F)), d1 = half(B + value_bytes(F) + 32);
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++) {
       const __m512 s = _mm512_set1_ps(A.scale[m * G + g]);
@@ -126,7 +126,7 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
       acc[m][1] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(ia[m][1]), s), d1, acc[m][1]);
     }
     if constexpr (has_min(F)) {
-      const __m512 n0 = half(mins + g * 32), n1 = half(mins + g * 32 + 16);
+      const __m512 n0 = half(B + value_bytes(F) + 64), n1 = half(B + value_bytes(F) + 96);
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
         const __m512 x = _mm512_set1_ps(A.beside[m * G + g].sum);
@@ -135,17 +135,22 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, const uint16_t
       }
     }
     a.advance(32);
+    B += group_bytes(F);
   }
 }
-// [K/32][4][32][4] nibbles of one 32-column tile -> [K/4][32][4] bytes
-static inline void widen(const uint8_t* from, long K, uint8_t* to) {
+// One tile of INT4 (or INT4_SYM) as WIDE (or INT8)
+template <Format F>
+static void widen(const uint8_t* from, long K, uint8_t* to) {
   const __m512i mask = _mm512_set1_epi8(15);
-  for (long g = 0; g < K / 32; g++)
+  const long rest = group_bytes(F) - 512;
+  for (long g = 0; g < K / 32; g++, from += 512 + rest, to += 1024 + rest) {
     for (int i = 0; i < 512; i += 64) {
-      const __m512i r = _mm512_loadu_si512(from + g * 512 + i);
-      _mm512_storeu_si512(to + g * 1024 + i, _mm512_and_si512(r, mask));
-      _mm512_storeu_si512(to + g * 1024 + 512 + i, _mm512_and_si512(_mm512_srli_epi16(r, 4), mask));
+      const __m512i r = _mm512_loadu_si512(from + i);
+      _mm512_storeu_si512(to + i, _mm512_and_si512(r, mask));
+      _mm512_storeu_si512(to + 512 + i, _mm512_and_si512(_mm512_srli_epi16(r, 4), mask));
     }
+    for (int i = 0; i < rest; i += 64) _mm512_storeu_si512(to + 1024 + i, _mm512_loadu_si512(from + 512 + i));
+  }
 }
 
 // Calls f<MR>(m) over M rows in about equal runs of at most MAX rows.
