@@ -36,12 +36,13 @@ from edge.model_catalog import ModelCatalog
 from edge.openapi import complete_openapi
 from edge.relay import Relay
 from edge.request_context import RequestIdentity
-from edge.routes import chat, completions, docs, metrics, models, probes, streams
+from edge.routes import chat, completions, docs, metrics, models, probes, streams, tokenization
 from edge.submission import Submitter
 
 RECONNECT_PAUSE_S: Final = 1.0
 RESTART_PAUSE_S: Final = 0.5
 FLUSH_WITHIN_S: Final = 2.0
+STOP_AGAIN_AFTER_S: Final = 0.2
 _REQUEST_HEADERS: Final = (
     "authorization",
     "content-type",
@@ -83,7 +84,6 @@ def create_app(settings: EdgeSettings, lifecycle: Lifecycle, tracing: Tracing) -
         title="Headrace",
         version=probes.installed_version(),
         description="An OpenAI-compatible API over an event log.",
-        root_path=settings.http.root_path.rstrip("/"),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -91,6 +91,7 @@ def create_app(settings: EdgeSettings, lifecycle: Lifecycle, tracing: Tracing) -
         middleware=[
             Middleware(
                 RequestIdentity,
+                root_path=settings.http.root_path.rstrip("/"),
                 keys=keys,
                 partitions=lambda: app.state.partitions,
                 metrics=edge_metrics,
@@ -102,7 +103,7 @@ def create_app(settings: EdgeSettings, lifecycle: Lifecycle, tracing: Tracing) -
         exception_handlers={HTTPException: raise_as_ours},
         lifespan=lambda app: _lifespan(app, settings, lifecycle, tracing, edge_metrics, occupancy),
     )
-    for part in (chat, completions, models, streams, probes, metrics):
+    for part in (chat, completions, models, tokenization, streams, probes, metrics):
         app.include_router(part.router)
     if settings.api.docs:
         app.state.openapi = complete_openapi(app)
@@ -119,7 +120,7 @@ async def _lifespan(
     edge_metrics: EdgeMetrics,
     occupancy: Occupancy,
 ) -> AsyncIterator[None]:
-    log = await _connect(settings.redis)
+    log = await _connect(settings.redis, lifecycle)
     edge_id = secrets.token_hex(6)
     threads = ThreadPoolExecutor(settings.limits.max_concurrent_renders, thread_name_prefix="render")
     registry, reading = Registry(log), Reading(log)
@@ -163,12 +164,14 @@ async def _lifespan(
         await log.close()
 
 
-async def _connect(settings: RedisSettings) -> LogClient:
-    """An edge may be started before its log; nothing listens until it is there."""
+async def _connect(settings: RedisSettings, lifecycle: Lifecycle) -> LogClient:
+    """An edge may be started before its log; nothing is served until it is there, or the edge is asked to stop."""
     while True:
         try:
             return await LogClient.open(settings)
         except LogUnavailable as error:
+            if lifecycle.is_draining:
+                raise
             logger.warning("waiting for the log", error=error.message)
             await asyncio.sleep(RECONNECT_PAUSE_S)
 
@@ -196,9 +199,13 @@ async def _end_streams(services: Services) -> None:
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancels again what goes on: in Python 3.11 `asyncio.wait_for`, which the Redis client uses, loses a cancellation
+    that arrives together with its result."""
+    pending: set[asyncio.Task[None]] = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=STOP_AGAIN_AFTER_S)
 
 
 def _cors(settings: ApiSettings) -> list[Middleware]:

@@ -103,21 +103,6 @@ _TABLE: Final[dict[type[HeadraceError], _Row]] = {
 }
 
 
-# What a worker may write into a terminal event.
-_BY_CODE: Final[dict[str, type[HeadraceError]]] = {
-    kind.code: kind
-    for kind in (
-        errors.InvalidRequest,
-        errors.ContextOverflow,
-        errors.ModelUnavailable,
-        errors.Overloaded,
-        errors.DeadlineExceeded,
-        errors.Quarantined,
-        errors.EngineError,
-    )
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """A complete HTTP answer but for the headers that every answer gets."""
@@ -155,11 +140,6 @@ def error_document(error: BaseException, request_id: str = "") -> bytes:
         message = f"{message} (request id: {request_id})"
     param = error.param if isinstance(error, HeadraceError) else None
     return msgspec.json.encode({"error": {"message": message, "type": row.type, "param": param, "code": _code(error)}})
-
-
-def failure(code: str, message: str) -> HeadraceError:
-    """The error that a `Failed` event stands for."""
-    return _BY_CODE.get(code, errors.EngineError)(message)
 
 
 def status_of(error: BaseException) -> int:

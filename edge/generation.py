@@ -103,7 +103,7 @@ async def resume(request: Request, request_id: str, delivery: Delivery) -> Respo
             raise StreamExpired("There is no such stream, or it is past its retention.")
         if delivery.after > attached.last_n:
             raise StreamExpired(f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}.")
-        model = await services.catalog.loaded(services.catalog.find(spec.model).card)
+        model = await services.catalog.known(spec.model)
         reader = GenerationReader(services, context, spec, follower, ends_with_reader=False, endpoint="stream")
         undo.callback(reader.close)
         services.metrics.resumed_streams.inc()

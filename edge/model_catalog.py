@@ -101,6 +101,10 @@ class ModelCatalog:
             )
         return await self.loaded(model.card)
 
+    async def known(self, name: str | None) -> ServedModel:
+        """A model with its tokenizer, whether it has a worker or not. Raises as `serving` does."""
+        return await self.loaded(self.find(name).card)
+
     async def loaded(self, card: ModelCard) -> ServedModel:
         """The card with its tokenizer and template. Raises `ModelUnavailable` when its files cannot be had."""
         key = msgspec.msgpack.encode(card)

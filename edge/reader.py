@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from common.errors import DeadlineExceeded, HeadraceError, StreamExpired
+from common.errors import HeadraceError, StreamExpired
 from common.events import CancelReason, ChoiceFinished, Ended, Failed, Milestone, Recorded, Tokens
 from edge.body import gone
 from edge.boundary import ClientGone
-from edge.errors import failure
 from edge.figures import GenerationFigures
+from edge.translate.failures import deadline_passed, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -127,12 +127,12 @@ class GenerationReader:
             match recorded.event:
                 case Tokens() | ChoiceFinished():
                     return
-                case Failed(code=code, message=message) as event:
+                case Failed() as event:
                     self._figures.end = event
-                    raise failure(code, message)
+                    raise failure_of(event)
                 case Ended(cancelled=CancelReason.DEADLINE) as event:
                     self._figures.end = event
-                    raise DeadlineExceeded("The request's deadline passed before it was started.")
+                    raise deadline_passed()
                 case _:
                     pass
 

@@ -73,9 +73,17 @@ class RequestIdentity:
     """The outermost middleware; plain ASGI, so that streams pass through it untouched."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: ApiKeys, partitions: Callable[[], int], metrics: EdgeMetrics, tracing: Tracing
+        self,
+        app: ASGIApp,
+        *,
+        root_path: str,
+        keys: ApiKeys,
+        partitions: Callable[[], int],
+        metrics: EdgeMetrics,
+        tracing: Tracing,
     ) -> None:
         self._app = app
+        self._root_path = root_path
         self._keys = keys
         self._partitions = partitions
         self._metrics = metrics
@@ -86,7 +94,8 @@ class RequestIdentity:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        scope["root_path"] = self._root_path  # routing takes paths with this prefix and without it
+        path = scope["path"].removeprefix(self._root_path)
         context = scope[_CONTEXT] = self._identify(scope["method"], path, headers)
         answer = _Answer(send, context)
         with request_context(context.request_id, trace=headers, client_request_id=context.label or None):

@@ -34,18 +34,18 @@ class EdgeServer(uvicorn.Server):
         super().__init__(_config(app, http, streams))
         self._streams = streams
         self._lifecycle = lifecycle
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # set at startup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal handler, in the main thread but at any point of the program."""
-        if self._loop is None or self._loop.is_closed():
+        if self.loop is None or self.loop.is_closed():
             self.should_exit = True
         else:
-            self._loop.call_soon_threadsafe(self.stop)
+            self.loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
         """Begins the orderly end; a second call ends at once. On the event loop's thread."""

@@ -15,7 +15,8 @@ router = APIRouter(tags=["operation"])
 QUEUE_FIGURES_WITHIN_S = 1.0
 
 
-@router.api_route("/metrics", methods=["GET", "HEAD"])
+@router.get("/metrics")
+@router.head("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
     """This edge's metrics, and those of the workers it federates, in Prometheus' text format."""
     if request.method == "HEAD":  # benchmark tools ask this first, to see whether there are metrics

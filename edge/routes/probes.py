@@ -28,7 +28,8 @@ async def ready(request: Request) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
 async def ping() -> Response:
     """The same as /health, under the name that SageMaker asks for."""
     return Response(status_code=200)

@@ -1,0 +1,46 @@
+"""POST /tokenize and /detokenize, with and without the /v1 prefix; GET /tokenizer_info."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from edge.body import read_body
+from edge.dependencies import services_of
+from edge.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from edge.openapi import json_body
+from edge.translate.tokenization import detokenize, parse_detokenize, parse_tokenize, tokenize
+
+router = APIRouter(tags=["tokenization"])
+
+
+@router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
+@router.post("/v1/tokenize", include_in_schema=False)
+async def create_tokens(request: Request) -> Response:
+    """Token ids of a text or of a conversation, as a generation would get them."""
+    services = services_of(request)
+    raw = await read_body(request, services.limits)
+    body = await services.in_thread(lambda: parse_tokenize(raw))
+    model = await services.catalog.known(body.model)
+    answer = await services.in_thread(lambda: msgspec.json.encode(tokenize(body, model)))
+    return Response(answer, media_type="application/json")
+
+
+@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
+@router.post("/v1/detokenize", include_in_schema=False)
+async def create_text(request: Request) -> Response:
+    """The text that token ids spell."""
+    services = services_of(request)
+    raw = await read_body(request, services.limits)
+    body = await services.in_thread(lambda: parse_detokenize(raw))
+    model = await services.catalog.known(body.model)
+    answer = await services.in_thread(lambda: msgspec.json.encode(detokenize(body, model)))
+    return Response(answer, media_type="application/json")
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, model: str | None = None) -> Response:
+    """The model's tokenizer configuration and chat template, as evaluation tools read them."""
+    card = services_of(request).catalog.find(model).card
+    about = card.tokenizer_config | {"chat_template": card.chat_template, "model_max_length": card.max_model_len}
+    return Response(msgspec.json.encode(about), media_type="application/json")

@@ -1,0 +1,123 @@
+"""An edge with its real server, in a thread of the test's process or in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from common.telemetry.tracing import Tracing
+from common.transport import RedisSettings
+from edge.app import EdgeSettings, create_app
+from edge.config import CatalogSettings, HttpSettings, StreamSettings
+from edge.lifecycle import Lifecycle
+from edge.server import EdgeServer, address_of, bind
+from tests.servers import free_port
+
+START_S = 20.0
+FAST = StreamSettings(drain_notice_s=0.0, drain_timeout_s=5.0, quiet_check_s=0.2, first_frame_hold_s=1.0)
+
+
+class ThreadedEdge:
+    """In a thread, with its own event loop; `stop` drains it."""
+
+    def __init__(self, redis: RedisSettings, tracing: Tracing | None = None, **groups: Any) -> None:
+        usual = {
+            "http": HttpSettings(host="127.0.0.1", port=0),
+            "streams": FAST,
+            "catalog": CatalogSettings(catalog_refresh_s=0.1),
+            "redis": redis,
+        }
+        self.settings = EdgeSettings(**{**usual, **groups})
+        http = self.settings.http
+        self._socket = bind(http)
+        self.url = address_of(self._socket)
+        lifecycle = Lifecycle()
+        self.app = create_app(self.settings, lifecycle, tracing or Tracing.off())
+        self._server = EdgeServer(self.app, http, self.settings.streams, lifecycle)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    def start(self, *, until: str = "/ready") -> ThreadedEdge:
+        self._thread.start()
+        wait_for(f"{self.url}{until}")
+        return self
+
+    def in_loop(self, call: Any) -> None:
+        """Run ``call`` on the edge's own event loop."""
+        loop = self._server.loop
+        assert loop is not None
+        loop.call_soon_threadsafe(call)
+
+    def begin_stop(self) -> None:
+        self.in_loop(self._server.stop)
+
+    def join(self, timeout_s: float = 20.0) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the edge did not stop"
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.begin_stop()
+            self.join()
+
+
+class EdgeProcess:
+    """``python -m edge`` as an operator starts it."""
+
+    def __init__(self, redis: RedisSettings, **settings: object) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        given = {
+            "redis_url": redis.redis_url,
+            "key_prefix": redis.key_prefix,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "catalog_refresh_s": 0.1,
+            "log_format": "json",
+            **settings,
+        }
+        environ = {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edge"], env={**os.environ, **environ}, stderr=subprocess.PIPE, text=True
+        )
+
+    def start(self) -> EdgeProcess:
+        wait_for(f"{self.url}/ready")
+        return self
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 20.0) -> tuple[int, str]:
+        """Exit status and everything it logged."""
+        _, log = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, log
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def wait_for(url: str, timeout_s: float = START_S) -> None:
+    """Until ``url`` answers 200."""
+    deadline = time.monotonic() + timeout_s
+    last = "no answer"
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except urllib.error.HTTPError as error:
+            last = error.read().decode()
+            error.close()
+        except OSError as error:
+            last = str(error)
+        time.sleep(0.02)
+    raise AssertionError(f"{url}: {last}")
