@@ -73,6 +73,11 @@ class Follower:
         """Number of the last event kept."""
         return self._next - 1
 
+    @property
+    def num_kept(self) -> int:
+        """Events waiting for the reader; bounded by the capacity, and a page of the log on top of it."""
+        return len(self._kept)
+
     def offer(self, n: int, payload: bytes) -> None:
         """A frame has come."""
         self.quiet_ticks = self.quiet_checks = 0

@@ -15,6 +15,7 @@ what happens around it, all on one event loop:
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from common.errors import LogCorrupt, LogUnavailable
@@ -23,7 +24,7 @@ from common.transport import Resubscribed
 from edge.follower import Follower, Gap
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
     from common.errors import HeadraceError
     from common.events import Recorded
@@ -57,6 +58,9 @@ class Relay:
     def __len__(self) -> int:
         return sum(map(len, self._followers.values()))
 
+    def __iter__(self) -> Iterator[Follower]:
+        return chain.from_iterable(list(self._followers.values()))
+
     def follow(self, request_id: str, *, after: int = 0, from_log: bool) -> Follower:
         """A new reader of events after + 1, ... With ``from_log`` its first act is to read the log; without, the
         caller is about to submit the request (which registers this edge for its frames)."""
@@ -76,9 +80,8 @@ class Relay:
 
     def interrupt_all(self, why: HeadraceError) -> None:
         """Every reader gets ``why`` instead of its next events."""
-        for group in self._followers.values():
-            for follower in group:
-                follower.interrupt(why)
+        for follower in self:
+            follower.interrupt(why)
 
     async def attach(self, follower: Follower) -> Attached:
         """Read the log for ``follower`` and say what the request is. Raises `StreamExpired`, `LogUnavailable`.
@@ -120,30 +123,25 @@ class Relay:
         async with bus:
             async for signal in bus:
                 if isinstance(signal, Resubscribed):
-                    self._mark_all(Gap.RESUBSCRIBED)
+                    for follower in self:
+                        follower.mark_gap(Gap.RESUBSCRIBED)
                     continue
                 self._metrics.frames.inc(len(signal))
                 for frame in signal:
                     for follower in self._followers.get(frame.request_id, ()):
                         follower.offer(frame.n, frame.payload)
 
-    def _mark_all(self, why: Gap) -> None:
-        for group in self._followers.values():
-            for follower in group:
-                follower.mark_gap(why)
-
     async def _watch_for_quiet(self) -> None:
         """A reader that heard nothing looks into the log; the longer the silence, the more rarely."""
         while True:
             await asyncio.sleep(self._settings.quiet_check_s / TICKS_A_QUIET_SPELL)
-            for group in self._followers.values():
-                for follower in group:
-                    follower.quiet_ticks += 1
-                    patience = TICKS_A_QUIET_SPELL << min(follower.quiet_checks, MAX_BACKOFF_DOUBLINGS)
-                    if follower.quiet_ticks >= patience:
-                        follower.quiet_ticks = 0
-                        follower.quiet_checks += 1
-                        follower.mark_gap(Gap.QUIET)
+            for follower in self:
+                follower.quiet_ticks += 1
+                patience = TICKS_A_QUIET_SPELL << min(follower.quiet_checks, MAX_BACKOFF_DOUBLINGS)
+                if follower.quiet_ticks >= patience:
+                    follower.quiet_ticks = 0
+                    follower.quiet_checks += 1
+                    follower.mark_gap(Gap.QUIET)
 
     async def _keep_alive(self) -> None:
         while True:

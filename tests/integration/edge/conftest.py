@@ -39,7 +39,7 @@ def make_edge(redis_settings: RedisSettings, worker: ScriptedWorker) -> Iterator
     edges: list[ThreadedEdge] = []
 
     def make(**groups: Any) -> ThreadedEdge:
-        edge = ThreadedEdge(redis_settings, **groups)
+        edge = ThreadedEdge(groups.pop("redis", redis_settings), **groups)
         edges.append(edge)
         return edge
 

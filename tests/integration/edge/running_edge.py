@@ -16,6 +16,7 @@ from common.telemetry.tracing import Tracing
 from common.transport import RedisSettings
 from edge.app import EdgeSettings, create_app
 from edge.config import CatalogSettings, HttpSettings, StreamSettings
+from edge.dependencies import Services
 from edge.lifecycle import Lifecycle
 from edge.server import EdgeServer, address_of, bind
 from tests.servers import free_port
@@ -47,6 +48,11 @@ class ThreadedEdge:
         self._thread.start()
         wait_for(f"{self.url}{until}")
         return self
+
+    @property
+    def services(self) -> Services:
+        services: Services = self.app.state.services
+        return services
 
     def in_loop(self, call: Any) -> None:
         """Run ``call`` on the edge's own event loop."""
