@@ -38,7 +38,7 @@ from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumer
 from engine_worker.sequence import Sequence as EngineSequence
 from engine_worker.step import SampledToken, StepResult
-from tests.unit.common.tokenization.conftest import smollm2_json
+from tests.demo_model import demo_model_dir
 
 MODEL = "bench"
 
@@ -128,7 +128,7 @@ async def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--redis", default="", help="default: an embedded server in a new directory under build/")
     arguments = parser.parse_args()
-    tokenizer = Tokenizer.from_json(smollm2_json())
+    tokenizer = Tokenizer.from_json((demo_model_dir() / "tokenizer.json").read_bytes())
     for case in CASES:
         ids = [f"0-{i}" for i in range(arguments.sequences)]
         owned = [Owned(r, 1, 0, (), None, 0, 0.0) for r in requests(case, ids, arguments.steps)]

@@ -93,13 +93,11 @@ class Intake:
                     await _wait_briefly(self._output.room_changed, _BUSY_WAIT_S)
 
     async def take_over_forever(self, interval_s: float) -> None:
-        """Take the requests of workers that are gone."""
+        """Take the requests of workers that are gone, as far as there is room for them."""
         while self.is_open:
+            owned = await self._patiently(partial(self._queue.takeover_scan, self._free()))
+            self._begin_all(owned, is_takeover=True)
             await asyncio.sleep(interval_s)
-            if self.is_open:
-                room = self._free()
-                owned = await self._patiently(partial(self._queue.takeover_scan, room))
-                self._begin_all(owned, is_takeover=True)
 
     async def read_inbox_forever(self) -> None:
         """Cancellations at once, instead of with the next append."""

