@@ -8,6 +8,7 @@ workers (their last events need the log), then the server. A second Ctrl-C kills
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,9 @@ from cli.model_import import ensure_demo_model
 from cli.supervisor import ChildSpec, Supervisor
 from common.config import Loaded, load
 from common.errors import ConfigError, HeadraceError
-from common.transport.client import RedisSettings
+from common.telemetry.logging import configure_logging
+from common.telemetry.settings import TelemetrySettings
+from common.transport.client import LogClient, RedisSettings
 from common.transport.embedded import EmbeddedServer, EmbeddedSettings
 from edge.config import ApiSettings, HttpSettings, StreamSettings
 from engine_worker.config import ComputeSettings, ModelSettings, WorkerSettings
@@ -83,6 +86,7 @@ def main(argv: Sequence[str], prog: str) -> int:
     """Serve until stopped. Raises `ConfigError`, `ChildFailed`, `StartFailed` or `LogUnavailable` before that."""
     loaded = load(groups.SERVE, argv, prog=prog, description=DESCRIPTION, defaults={"model": DEMO})
     settings = loaded[ServeSettings]
+    configure_logging("serve", loaded[TelemetrySettings].model_copy(update={"log_level": "error"}))  # `say` tells it
     stop = Stop()
     with locked(settings.state_dir) as state_dir:
         ports = edge_ports(loaded[HttpSettings], settings.edges)
@@ -92,16 +96,18 @@ def main(argv: Sequence[str], prog: str) -> int:
         try:
             plan = plan_children(loaded, log.url, model_path, ports)
             supervisor = Supervisor(plan.specs, state_dir / "run", say)
+            name = ""
             try:
                 name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
-                if not stop.asked:
+                if name:
                     announce(state_dir, plan, supervisor, name)
                 while not stop.asked:
                     supervisor.check()
                     log.check()
                     time.sleep(_POLL_S)
             finally:
-                shut_down(supervisor, loaded, stop)
+                # Nobody was told of an address before it was ready: nothing is there to be drained.
+                shut_down(supervisor, loaded, lambda: stop.forced or not name)
         finally:
             log.stop()
     return 0
@@ -166,6 +172,7 @@ class Log:
         self._server: EmbeddedServer | None = None
         self.url = loaded[RedisSettings].redis_url
         if "redis_url" in loaded.sources:
+            asyncio.run(_reach(loaded[RedisSettings]))
             return
         settings = loaded[EmbeddedSettings]
         if "data_dir" not in loaded.sources:
@@ -183,6 +190,12 @@ class Log:
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
+
+
+async def _reach(settings: RedisSettings) -> None:
+    """Raises `LogUnavailable` or `ConfigError` once, here, rather than in the log of every child."""
+    client = await LogClient.open(settings.model_copy(update={"redis_retry_s": 0.0}))
+    await client.close()
 
 
 def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[int]) -> Plan:
@@ -297,12 +310,13 @@ def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str) -> 
     print("\n".join(lines), flush=True)
 
 
-def shut_down(supervisor: Supervisor, loaded: Loaded, stop: Stop) -> None:
+def shut_down(supervisor: Supervisor, loaded: Loaded, is_forced: Callable[[], bool]) -> None:
     """Edges first, then workers, each within its own time; then the caller stops the log."""
     stream = loaded[StreamSettings]
-    say("stopping")
-    supervisor.stop("edge", stream.drain_notice_s + stream.drain_timeout_s + 5.0, lambda: stop.forced)
-    supervisor.stop("worker", loaded[WorkerSettings].worker_drain_timeout_s + 5.0, lambda: stop.forced)
+    if not is_forced():
+        say("stopping")
+    supervisor.stop("edge", stream.drain_notice_s + stream.drain_timeout_s + 5.0, is_forced)
+    supervisor.stop("worker", loaded[WorkerSettings].worker_drain_timeout_s + 5.0, is_forced)
 
 
 def first_key(api: ApiSettings) -> str:
