@@ -59,7 +59,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- every fact of one choice, by name
         self,
         *,
         seq_id: int,
