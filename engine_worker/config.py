@@ -40,7 +40,10 @@ class SchedulerSettings(Settings):
     def _parse_weights(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
-        return dict(item.split("=", 1) for item in value.split(",") if item.strip())
+        pairs = [item.strip().partition("=") for item in value.split(",") if item.strip()]
+        if any(not sign for _, sign, _ in pairs):
+            raise ValueError(f"tenant_weights: expected tenant=weight pairs, such as a=2,b=0.5, got {value!r}")
+        return {tenant: weight for tenant, _, weight in pairs}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 
 def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The first ``k`` of each row: values [R, V] -> (values [R, k], token ids int64 [R, k]); k <= V.
+    """The first ``k`` of each row: fp32 [R, V] -> (values [R, k], token ids int64 [R, k]); k <= V.
 
-    Among tokens at -inf the order is undefined: nobody may draw them.
+    Where fewer than ``k`` tokens are above -inf, the rest of the row is filled with any token at -inf.
     """
+    if values.device.type != "cpu":
+        return ranked_on_device(values, k)
+    rows = values.numpy()
+    ids = torch.from_numpy(np.stack([_ranked_ids(row, k) for row in rows]))
+    return values.gather(1, ids), ids
+
+
+def ranked_on_device(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`ranked` in torch alone."""
     found, ids = values.topk(min(k + 1, values.shape[1]))
     tied = (found[:, 1:] == found[:, :-1]) & (found[:, 1:] > float("-inf"))
     if bool(tied.any()):
@@ -22,3 +34,16 @@ def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         found, order = values.gather(1, ids).sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)
     return found[:, :k], ids[:, :k]
+
+
+def _ranked_ids(row: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
+    """numpy's vectorised selection takes a fraction of the time of torch's topk, on one thread."""
+    edge = np.partition(row, len(row) - k)[len(row) - k]  # the k-th largest
+    if edge == -np.inf:
+        ids = np.flatnonzero(row > edge)
+        ids = np.concatenate([ids, np.full(k - len(ids), row.argmin())])
+    else:
+        above = np.flatnonzero(row > edge)
+        ids = np.concatenate([above, np.flatnonzero(row == edge)[: k - len(above)]])
+    result: npt.NDArray[np.int64] = ids[np.argsort(-row[ids], kind="stable")]
+    return result

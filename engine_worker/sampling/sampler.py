@@ -7,7 +7,10 @@ penalties, temperature, top_k, top_p, min_p, draw. What no row of the batch need
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +22,9 @@ from engine_worker.sampling.logprobs import token_logprobs
 from engine_worker.sampling.scratch import Scratch
 from engine_worker.sequence import Sequence
 from engine_worker.step import SampledToken
+
+# Logits that one thread gets through before others have been woken, let alone waited for on a busy machine.
+_SMALL: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,10 @@ class Sampler:
             return SamplerOutput(sampled=())
         if self._batch is None or self._batch.rows != rows:
             self._batch = Batch(rows, self._vocab_size, self._grammars, logits.device)
-        batch = self._batch
+        with one_thread_if(logits.numel() <= _SMALL):
+            return self._sample(logits, self._batch)
+
+    def _sample(self, logits: Tensor, batch: Batch) -> SamplerOutput:
         raw = self._raw_logprobs(logits, batch)
         failed = dict(batch.failed)
         for row, matcher in batch.matchers.items():
@@ -66,6 +75,19 @@ class Sampler:
             return None
         wanted = self._scratch.rows("scored", logits, batch.scored)
         return torch.log_softmax(wanted, dim=-1, out=self._scratch.like("logprobs", wanted))
+
+
+@contextmanager
+def one_thread_if(is_small: bool) -> Iterator[None]:
+    """Keep torch's operators on the calling thread; no result depends on the number of threads."""
+    num_threads = torch.get_num_threads()
+    if is_small and num_threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if is_small and num_threads > 1:
+            torch.set_num_threads(num_threads)
 
 
 def _draw(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch) -> list[int]:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from engine_worker.sampling.logprobs import prompt_logprobs, prompt_positions, token_logprobs
-from engine_worker.sampling.ranking import ranked
+from engine_worker.sampling.ranking import ranked, ranked_on_device
 from engine_worker.sampling.sampler import Sampler
 from engine_worker.step import ScheduledSequence
 from tests.unit.engine_worker.sampling.reference import random_logits, sequence
+
+Rank = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def test_logprobs_are_those_of_the_raw_logits_whatever_the_request_does_to_them() -> None:
@@ -44,14 +48,25 @@ def test_rank_counts_equal_tokens_by_id_and_agrees_with_the_top_list(k: int) -> 
             assert list(score.top_ids) == order[:k]
 
 
-@pytest.mark.parametrize(("width", "k"), [(10, 10), (10, 9), (300, 7), (300, 299)])
-def test_ranked_orders_by_value_then_token(width: int, k: int) -> None:
+@pytest.mark.parametrize("rank", [ranked, ranked_on_device])
+@pytest.mark.parametrize(("width", "k"), [(10, 10), (10, 9), (10, 1), (300, 7), (300, 299)])
+def test_ranked_orders_by_value_then_token(rank: Rank, width: int, k: int) -> None:
     values = torch.randint(0, 5, (30, width), generator=torch.Generator().manual_seed(k)).float()
-    found, ids = ranked(values, k)
+    found, ids = rank(values, k)
     for row in range(30):
         order = sorted(range(width), key=lambda token: (-values[row, token].item(), token))[:k]
         assert ids[row].tolist() == order
         assert found[row].tolist() == values[row, order].tolist()
+
+
+@pytest.mark.parametrize("rank", [ranked, ranked_on_device])
+def test_ranked_fills_up_with_tokens_that_cannot_be_drawn(rank: Rank) -> None:
+    values = torch.full((1, 50), float("-inf"))
+    values[0, [40, 7, 30]] = torch.tensor([1.0, 3.0, 1.0])
+    found, ids = rank(values, 6)
+    assert ids[0, :3].tolist() == [7, 30, 40]
+    assert found[0].tolist() == [3.0, 1.0, 1.0] + [float("-inf")] * 3
+    assert set(ids[0, 3:].tolist()).isdisjoint({7, 30, 40})
 
 
 def test_a_row_s_logprobs_do_not_depend_on_the_batch() -> None:
