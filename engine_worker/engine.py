@@ -94,8 +94,8 @@ class Engine:
         usage = self._kv_cache.usage()
         counters = self._scheduler.counters
         return EngineStats(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
+            running=len(self._scheduler.roster.running),
+            waiting=len(self._scheduler.roster.waiting),
             kv_blocks_total=usage.total,
             kv_blocks_used=usage.used,
             kv_blocks_cached=usage.cached,

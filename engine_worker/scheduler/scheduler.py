@@ -13,7 +13,6 @@ one catch up with the other. Order inside `Scheduler.schedule`:
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 
 from common.errors import ContextOverflow, EngineError
@@ -21,8 +20,9 @@ from common.events import FinishReason
 from engine_worker.config import SchedulerSettings
 from engine_worker.kv_cache.manager import KvCacheManager
 from engine_worker.scheduler.budget import PrefillBudget, prefill_budget
-from engine_worker.scheduler.policy import FairShare, WaitingQueue, rank_of
+from engine_worker.scheduler.policy import FairShare
 from engine_worker.scheduler.prompt_sharing import PromptSharing
+from engine_worker.scheduler.roster import Roster
 from engine_worker.scheduler.stopping import Ending, ending_of, has_room
 from engine_worker.sequence import Sequence, SequenceStatus
 from engine_worker.step import SampledToken, ScheduledSequence, StepOutput, StepPlan, StepResult
@@ -39,7 +39,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Decides each step; holds the sequences that wait and run. Owned by the engine thread."""
+    """Decides each step over the sequences of its ``roster``. Owned by the engine thread."""
 
     def __init__(self, settings: SchedulerSettings, kv_cache: KvCacheManager, max_model_len: int) -> None:
         self.counters = SchedulerCounters()
@@ -47,50 +47,39 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
         self._fair_share = FairShare(settings.tenant_weights)
-        self._waiting = WaitingQueue(self._fair_share)
-        self._running: list[Sequence] = []  # by rank, best first
+        self.roster = Roster(kv_cache, self._fair_share)
         self._ended: list[Sequence] = []  # had ended before they came; reported by the next step
         self._found_no_room: Sequence | None = None
         self._sharing = PromptSharing(kv_cache)
-        self._by_request: dict[str, dict[int, Sequence]] = {}
-        self._live_by_tenant: dict[str, int] = {}
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._ended)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+        return bool(self.roster.running or self.roster.waiting or self._ended)
 
     def add(self, sequences: tuple[Sequence, ...]) -> None:
         """Queue sequences whose ``seq_id`` is unique. Raises `ContextOverflow`, before any is queued."""
         for sequence in sequences:
-            self._check_fits(sequence)
+            if sequence.num_tokens > self._max_model_len or not self._kv_cache.can_ever_fit(sequence.capacity):
+                raise _never_fits(sequence, self._max_model_len, self._kv_cache.num_blocks * self._kv_cache.block_size)
         for sequence in sequences:
-            self._register(sequence)
-            self._waiting.push(sequence)
+            self.roster.enter(sequence)
             # A resumed sequence may have drawn its last token before its worker died.
             if sequence.num_output_tokens and (ending := ending_of(sequence)) is not None:
-                self._end(sequence, ending)
+                self.roster.end(sequence, ending)
                 self._ended.append(sequence)
 
     def cancel(self, request_id: str) -> tuple[Sequence, ...]:
         """End all sequences of a request as cancelled and return them; unknown ids give ()."""
-        sequences = tuple(self._by_request.get(request_id, {}).values())
+        sequences = self.roster.of_request(request_id)
         for sequence in sequences:
-            self._end(sequence, Ending(FinishReason.CANCELLED))
+            self.roster.end(sequence, Ending(FinishReason.CANCELLED))
         return sequences
 
     def finish(self, sequence: Sequence, ending: Ending) -> bool:
         """End one sequence from outside. False, with nothing changed, when it is not here any more."""
-        if self._by_request.get(sequence.request_id, {}).get(sequence.seq_id) is not sequence:
+        if not self.roster.holds(sequence):
             return False
-        self._end(sequence, ending)
+        self.roster.end(sequence, ending)
         return True
 
     def schedule(self) -> StepPlan:
@@ -124,8 +113,8 @@ class Scheduler:
         Raises `EngineError` when the runner left out a token that the plan asked for.
         """
         for sequence, _ in output.failed:
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._end(sequence, None)
+            if self.roster.holds(sequence):
+                self.roster.end(sequence, None)
         for scores in output.prompt_logprobs:
             scores.sequence.num_scored_tokens = scores.start + len(scores.logprobs)
         finished, self._ended = self._ended, []
@@ -152,68 +141,14 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError when a block or a sequence is not accounted for exactly once."""
         self._kv_cache.check_integrity()
-        assert self._running == sorted(self._running, key=rank_of), "running sequences out of order"
-        for sequence in self._running:
-            assert sequence.status is SequenceStatus.RUNNING, sequence
-            assert sequence.block_table_row is not None, f"{sequence} runs without blocks"
-        waiting = list(self._waiting)
-        assert len(waiting) == len(self._waiting), "the waiting queue has lost count"
-        assert all(sequence.block_table_row is None for sequence in waiting), "a waiting sequence holds blocks"
-        known = sorted(seq_id for group in self._by_request.values() for seq_id in group)
-        here = sorted(sequence.seq_id for sequence in [*self._running, *waiting])
-        assert known == here, "a sequence is lost or held twice"
-        assert sum(self._live_by_tenant.values()) == len(here), "tenants' sequences are miscounted"
-        if not self._running:
-            assert self._kv_cache.usage().used == 0, "blocks leaked"
-
-    def _check_fits(self, sequence: Sequence) -> None:
-        if sequence.num_tokens > self._max_model_len or not self._kv_cache.can_ever_fit(sequence.capacity):
-            raise ContextOverflow(
-                f"{sequence.num_tokens} tokens, up to {sequence.capacity} with the answer, cannot fit: the context "
-                f"holds {self._max_model_len} tokens, the cache {self._kv_cache.num_blocks * self._kv_cache.block_size}"
-            )
-
-    def _register(self, sequence: Sequence) -> None:
-        tenant = sequence.tenant
-        if tenant not in self._live_by_tenant:
-            self._fair_share.welcome(tenant, set(self._live_by_tenant))
-        self._live_by_tenant[tenant] = self._live_by_tenant.get(tenant, 0) + 1
-        self._by_request.setdefault(sequence.request_id, {})[sequence.seq_id] = sequence
-
-    def _end(self, sequence: Sequence, ending: Ending | None) -> None:
-        """Let go of a live sequence; no ending = it failed."""
-        was_running = sequence.status is SequenceStatus.RUNNING
-        sequence.status = SequenceStatus.FINISHED
-        if ending is not None:
-            sequence.finish_reason, sequence.stop_reason = ending.reason, ending.stop_reason
-        if was_running:
-            self._running.remove(sequence)
-            self._kv_cache.free(sequence)
-        else:
-            self._waiting.discard(sequence)
-        group = self._by_request[sequence.request_id]
-        del group[sequence.seq_id]
-        if not group:
-            del self._by_request[sequence.request_id]
-        self._live_by_tenant[sequence.tenant] -= 1
-        if not self._live_by_tenant[sequence.tenant]:
-            del self._live_by_tenant[sequence.tenant]
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._kv_cache.free(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.push(sequence)
-        self.counters.preemptions += 1
+        self.roster.check_integrity()
 
     def _make_way(self) -> list[Sequence]:
         """Preempt the last of the running for a waiting sequence of a higher priority class that found no room."""
         claimant, self._found_no_room = self._found_no_room, None
-        if claimant is None or claimant.status is not SequenceStatus.WAITING or not self._running:
+        if claimant is None or claimant.status is not SequenceStatus.WAITING or not self.roster.running:
             return []
-        victim = self._running[-1]
+        victim = self.roster.running[-1]
         if victim.priority <= claimant.priority:
             return []
         self._preempt(victim)
@@ -225,8 +160,8 @@ class Scheduler:
         prefills: list[Sequence] = []
         preempted: list[Sequence] = []
         index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
+        while index < len(self.roster.running):
+            sequence = self.roster.running[index]
             if sequence.num_tokens - sequence.num_computed_tokens > 1:
                 prefills.append(sequence)  # blocks for all its tokens were given at admission
             elif self._find_slot(sequence, preempted):
@@ -237,7 +172,7 @@ class Scheduler:
     def _find_slot(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """Room for the next token, at the expense of those behind; False when ``sequence`` itself was the last."""
         while not self._kv_cache.grow(sequence):
-            victim = self._running[-1]
+            victim = self.roster.running[-1]
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
@@ -249,10 +184,10 @@ class Scheduler:
         admitted: list[Sequence] = []
         passed_over: list[Sequence] = []
         self._sharing.refresh()
-        while budget.left and (sequence := self._waiting.peek()) is not None:
+        while budget.left and (sequence := self.roster.waiting.peek()) is not None:
             wanted = sequence.num_tokens - self._kv_cache.num_cached_tokens(sequence)
             if self._sharing.is_worth_waiting(sequence) or not budget.available(wanted):
-                passed_over.append(self._waiting.pop())
+                passed_over.append(self.roster.waiting.pop())
                 continue
             if not self._start(sequence):
                 self._found_no_room = sequence
@@ -262,20 +197,20 @@ class Scheduler:
                 sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
                 admitted.append(sequence)
         for sequence in passed_over:
-            self._waiting.push(sequence)
+            self.roster.waiting.push(sequence)
         return admitted
 
     def _start(self, sequence: Sequence) -> bool:
         # A block in reserve for each running sequence: admission shall not cause the next preemption.
-        if len(self._running) >= self._settings.max_num_seqs:
+        num_running = len(self.roster.running)
+        if num_running >= self._settings.max_num_seqs or not self.roster.start(reserve=num_running):
             return False
-        if not self._kv_cache.admit(sequence, reserve=len(self._running)):
-            return False
-        self._waiting.pop()
-        sequence.status = SequenceStatus.RUNNING
-        bisect.insort(self._running, sequence, key=rank_of)
         self._sharing.started(sequence)
         return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.roster.preempt(sequence)
+        self.counters.preemptions += 1
 
     def _commit_computed(self, plan: StepPlan, finished: list[Sequence]) -> int:
         """Count what was computed; returns how many tokens should have been drawn."""
@@ -289,7 +224,7 @@ class Scheduler:
             if item.samples:
                 num_expected += 1
             elif sequence.num_computed_tokens == sequence.num_tokens:  # wanted no token, only its prompt's scores
-                self._end(sequence, Ending(FinishReason.LENGTH))
+                self.roster.end(sequence, Ending(FinishReason.LENGTH))
                 finished.append(sequence)
         return num_expected
 
@@ -300,7 +235,7 @@ class Scheduler:
             sequence.append(token.token_id)
             ending = ending_of(sequence)
             if ending is not None:
-                self._end(sequence, ending)
+                self.roster.end(sequence, ending)
                 finished.append(sequence)
         return kept
 
@@ -309,3 +244,10 @@ def _chunk(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     start = sequence.num_computed_tokens
     reaches_end = start + num_tokens == sequence.num_tokens
     return ScheduledSequence(sequence, start, num_tokens, reaches_end and has_room(sequence))
+
+
+def _never_fits(sequence: Sequence, max_model_len: int, cache_tokens: int) -> ContextOverflow:
+    return ContextOverflow(
+        f"{sequence.num_tokens} tokens, up to {sequence.capacity} with the answer, cannot fit: the context holds "
+        f"{max_model_len} tokens, the cache {cache_tokens}"
+    )
