@@ -175,6 +175,8 @@ class Intake:
         elif resumed.sequences:
             for sequence in resumed.sequences:
                 self._preparing.prepare(sequence)
+                if sequence.num_output_tokens:
+                    self._reporting.computed_again(sequence.num_tokens)
             self._commands.put(Add(resumed.live.request_id, resumed.sequences))
 
     def _refuse(self, owned: Owned, error: HeadraceError, now: float) -> None:

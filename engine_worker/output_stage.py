@@ -254,6 +254,7 @@ class OutputStage:
                 found[0].milestone("preempted", sequence.choice, result.t)
                 found[0].timeline.num_preemptions += 1
                 self._preempted.add(sequence.seq_id)
+                self._reporting.computed_again(found[0].num_context_tokens(found[1]))
                 self._touch(found[0])
         if self._preempted:
             self._note_resumed(result)

@@ -31,9 +31,15 @@ class Reporting:
     def claimed(self, *, is_takeover: bool) -> None:
         (self._metrics.takeovers if is_takeover else self._metrics.claims).inc()
 
+    def computed_again(self, num_tokens: int) -> None:
+        """A preempted or taken over context has to be computed again (but for what a prefix cache still holds)."""
+        self._metrics.wasted_tokens.inc(num_tokens)
+
     def stepped(self, result: StepResult) -> None:
         """An engine step has come to the output stage."""
         self._last_step_s = result.t
+        if result.num_tokens:
+            self._metrics.iteration_tokens.observe(result.num_tokens)
         if result.sampled:
             self._metrics.step_sequences.observe(len(result.sampled))
         for phase, seconds in result.timings_s.items():

@@ -64,6 +64,7 @@ class StepResult:
 
     step: int
     t: float  # unix time at the end of the step
+    num_tokens: int = 0  # computed in this step
     sampled: tuple[SampledToken, ...] = ()
     finished: tuple[Sequence, ...] = ()  # by EOS, stop token or length in this step
     admitted: tuple[Sequence, ...] = ()

@@ -126,6 +126,7 @@ class Scheduler:
         return StepResult(
             step=plan.step,
             t=now,
+            num_tokens=plan.num_tokens,
             sampled=tuple(sampled),
             finished=tuple(finished),
             admitted=plan.admitted,

@@ -225,6 +225,7 @@ async def test_preemption_and_chunks_show_as_milestones() -> None:
     await inside.run()
     seen = {event.what for stream in inside.log.streams.values() for event in stream if isinstance(event, Milestone)}
     assert seen == {"prefill_chunk", "preempted", "resumed"}
+    assert inside.metrics.wasted_tokens._value.get() > 33
     for i in range(3):
         alone = Inside()
         alone.own(request("0-r1", prompt=tuple(range(i, i + 33)), max_tokens=30))
