@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -89,9 +90,8 @@ class EdgeProcess:
             **settings,
         }
         environ = {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge"], env={**os.environ, **environ}, stderr=subprocess.PIPE, text=True
-        )
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process; a pipe would fill up
+        self.process = subprocess.Popen([sys.executable, "-m", "edge"], env={**os.environ, **environ}, stderr=self._log)
 
     def start(self) -> EdgeProcess:
         wait_for(f"{self.url}/ready")
@@ -102,13 +102,15 @@ class EdgeProcess:
 
     def wait(self, timeout_s: float = 20.0) -> tuple[int, str]:
         """Exit status and everything it logged."""
-        _, log = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, log
+        status = self.process.wait(timeout_s)
+        self._log.seek(0)
+        return status, self._log.read()
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+        """SIGKILL, if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
 
 
 def wait_for(url: str, timeout_s: float = START_S) -> None:
