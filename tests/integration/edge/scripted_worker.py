@@ -7,10 +7,12 @@ the request at once, ``FAIL-LATER`` after three tokens. One step gives every run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.errors import LogUnavailable
 from common.events import (
     CancelReason,
     ChoiceFinished,
@@ -22,7 +24,16 @@ from common.events import (
     Tokens,
     Usage,
 )
-from common.transport import AppendItem, AppendStatus, LogClient, Owned, Ownership, RedisSettings, Registry
+from common.transport import (
+    AppendItem,
+    AppendOutcome,
+    AppendStatus,
+    LogClient,
+    Owned,
+    Ownership,
+    RedisSettings,
+    Registry,
+)
 from tests.integration.edge import letters_model
 
 
@@ -94,14 +105,16 @@ class ScriptedWorker:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(self._lease.renew)
+            with contextlib.suppress(LogUnavailable):
+                await asyncio.to_thread(self._lease.renew)
 
     async def _work(self) -> None:
         while True:
             if self.may_claim:
                 block_ms = 0 if self._running else 20
-                for owned in await self._ownership.claim(256, block_ms=block_ms):
-                    self._begin(owned)
+                with contextlib.suppress(LogUnavailable):
+                    for owned in await self._ownership.claim(256, block_ms=block_ms):
+                        self._begin(owned)
             if self._running and self.steps.is_set():
                 await self._step()
             await asyncio.sleep(self.step_s)
@@ -116,13 +129,21 @@ class ScriptedWorker:
 
     async def _step(self) -> None:
         items = [self._advance(state) for state in self._running.values()]
-        for item, outcome in zip(items, await self._ownership.append(items), strict=True):
+        for item, outcome in zip(items, await self._append(items), strict=True):
             state = self._running[item.request_id]
             state.cancel = state.cancel or outcome.cancel
             if outcome.status is AppendStatus.FENCED or item.is_final:
                 del self._running[item.request_id]
             if item.is_final:
                 self.ended[item.request_id] = state.cancel
+
+    async def _append(self, items: list[AppendItem]) -> list[AppendOutcome]:
+        """Repeated until the log answers, as a worker does."""
+        while True:
+            try:
+                return await self._ownership.append(items)
+            except LogUnavailable:
+                await asyncio.sleep(0.05)
 
     def _advance(self, state: _Running) -> AppendItem:
         request, epoch, now = state.owned.request, state.owned.epoch, time.time()

@@ -32,19 +32,12 @@ from tests.integration.edge.wire import (
     send,
     split,
     text_of,
+    until,
 )
 from tests.servers import Server
 
 LONG = 2000  # tokens
 RESUMABLE = {"X-Headrace-Resumable": "1"}
-
-
-async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
-    for _ in range(int(within_s / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 async def read_some(connection: Connection, num_bytes: int) -> bytes:

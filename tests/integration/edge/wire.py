@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -98,3 +99,12 @@ def text_of(documents: list[tuple[str, Any]]) -> str:
     """The chat text in all chunks together."""
     deltas = [d["choices"][0]["delta"] for _, d in documents if d is not None and d.get("choices")]
     return "".join(delta.get("content") or "" for delta in deltas)
+
+
+async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+    """Waits for something that the edge or the worker will bring about."""
+    for _ in range(int(within_s / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")

@@ -12,9 +12,9 @@ from edge.delivery import Delivery, delivery_of
 SETTINGS = StreamSettings(resume_grace_s=30.0)
 
 
-def wanted(is_idempotent: bool = False, **headers: str) -> Delivery:
+def wanted(**headers: str) -> Delivery:
     given = Headers({name.replace("_", "-"): value for name, value in headers.items()})
-    return delivery_of(given, SETTINGS, is_idempotent=is_idempotent)
+    return delivery_of(given, SETTINGS, is_idempotent="idempotency_key" in headers)
 
 
 def test_a_plain_request_gets_a_bare_stream_and_ends_with_its_reader() -> None:
@@ -38,7 +38,7 @@ def test_a_position_asks_for_ids_and_the_rest() -> None:
 
 
 def test_a_keyed_request_outlives_its_reader_but_keeps_its_bare_stream() -> None:
-    got = wanted(is_idempotent=True)
+    got = wanted(idempotency_key="k")
     assert (got.with_ids, got.grace_s) == (False, 30.0)
 
 
