@@ -202,7 +202,7 @@ class Ops(Protocol):
 
 @runtime_checkable
 class LayerOps(Protocol):
-    """What an implementation of `Ops` may offer besides: all layers in one call, with the results of its operators."""
+    """What an implementation of `Ops` may offer besides: all layers in one call."""
 
     def pack_layers(self, layers: Sequence[DecoderLayer]) -> Any:
         """The layers, packed by this implementation, as `run_layers` takes them. Raises ValueError if it cannot."""
