@@ -196,10 +196,12 @@ static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, floa
   alignas(64) T p[MR][CHUNK];
   const Cache<T>& c = x.cache;
   const long n = (g1 - g0) * GROUP;
+  const T* q = x.q + r0 * c.head_size;
   for (long g = g0; g < g1; g++) {
     const long b = t0 / GROUP + g;
     __m512 acc[MR][2] = {};
-    multiply<MR>(x.q + r0 * c.head_size, c.head_size, c.keys(x.table[b / c.groups], x.head, b % c.groups), c.head_size, acc);
+    const T* keys = c.keys(x.table[b / c.groups], x.head, b % c.groups);
+    multiply<MR>(q, c.head_size, keys, Ahead{(const char*)q, 0}, c.head_size, acc);
     for (int i = 0; i < MR; i++)
       for (int j = 0; j < 2; j++) {
         const long t = t0 + g * GROUP + j * 16;
@@ -216,7 +218,8 @@ static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, floa
     __m512 acc[MR][2] = {};
     for (long g = g0; g < g1; g++) {
       const long b = t0 / GROUP + g;
-      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, c.values(x.table[b / c.groups], x.head, b % c.groups) + d * GROUP, GROUP, acc);
+      const T* values = c.values(x.table[b / c.groups], x.head, b % c.groups) + d * GROUP;
+      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, values, Ahead{(const char*)q, 0}, GROUP, acc);
     }
     for (int i = 0; i < MR; i++) store(o + i * c.padded_head + d, acc[i][0]), store(o + i * c.padded_head + d + 16, acc[i][1]);
   }
@@ -225,7 +228,7 @@ template <class T>
 static void chunk(const Tile<T>& x, int rows, long index, Part& out) {
   const long t0 = index * CHUNK, end = std::min<long>(CHUNK, x.see.end[rows - 1] - t0);
   const long g0 = std::max<long>(0, x.see.low[0] - t0) / GROUP, g1 = (end + GROUP - 1) / GROUP;
-  over_rows<12>(rows, [&](auto n, long r) {
+  over_rows<12>(rows, [&](auto n, long r, long, long) {
     chunk_rows<T, decltype(n)::value>(x, (int)r, t0, g0, g1, out.m + r, out.l + r, out.o + r * x.cache.padded_head);
   });
 }

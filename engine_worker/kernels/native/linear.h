@@ -74,7 +74,6 @@ struct Scratch {  // of the calling thread, shared by its team
   Buffer<float> dense, scale;
   Buffer<int8_t> q;
   Buffer<Beside> beside;
-  Buffer<uint8_t> wide;
 };
 template <class T>
 struct Prepared {  // what the micro-kernels read
@@ -152,46 +151,48 @@ static void prepare_row(const Input& in, const Linear& w, const Prepared<T>& p, 
 }
 
 // ---------------------------------------------------------------- tiles of 32 columns
+struct Place {  // rows m0 .. m0 + M - 1 of one tile; the tile that this thread works on next
+  long m0, M, tile, next;
+};
+// The next tile's share of one of the runs over this one. One row alone needs none: it reads memory as fast as it comes.
+static INLINE Ahead share_of(const void* next, long bytes, const Place& at, const void* cached, long run, long runs) {
+  const long shares = std::min(runs, 4L);
+  if (at.M == 1 || run >= shares) return {(const char*)cached, 0};
+  return {(const char*)next + bytes / shares * run, 64 / shares};
+}
 template <class T>
-static void dense_tile(const Prepared<T>& x, const Linear& w, long m0, long M, long tile, const Target<T>& t) {
-  const T* B = (const T*)w.values + tile * 32 * w.padded_k;
-  over_rows<12>(M, [&](auto rows, long m) {
+static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+  const long size = 32 * w.padded_k;
+  const T *B = (const T*)w.values + at.tile * size, *next = (const T*)w.values + at.next * size;
+  over_rows<12>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
+    const T* A = x.dense + (at.m0 + m) * x.ld;
     __m512 acc[MR][2] = {};
-    multiply<MR>(x.dense + (m0 + m) * x.ld, x.ld, B, w.padded_k, acc);
-    finish<T, MR>(t, m0 + m, tile, acc);
+    multiply<MR>(A, x.ld, B, share_of(next, size * sizeof(T), at, A, run, runs), w.padded_k, acc);
+    finish<T, MR>(t, at.m0 + m, at.tile, acc);
   });
 }
 template <class T, Format F>
-static void quantized_tile(const Prepared<T>& x, long K, const uint8_t* B, long m0, long M, long tile, const Target<T>& t) {
-  const long G = K / 32;
-  over_rows<6>(M, [&](auto rows, long m) {
+static void quantized_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+  const long K = w.padded_k, G = K / 32, size = G * group_bytes(F);
+  const uint8_t *B = (const uint8_t*)w.values + at.tile * size, *next = (const uint8_t*)w.values + at.next * size;
+  over_rows<6>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
-    const long r = m0 + m;
+    const long r = at.m0 + m;
+    const Quantized A{x.q + r * K, x.scale + r * G, x.beside + r * G};
     __m512 acc[MR][2] = {};
-    multiply<F, MR>(Quantized{x.q + r * K, x.scale + r * G, x.beside + r * G}, B, K, acc);
-    finish<T, MR>(t, r, tile, acc);
+    multiply<F, MR>(A, B, share_of(next, size, at, A.q, run, runs), K, acc);
+    finish<T, MR>(t, r, at.tile, acc);
   });
 }
-// From this many rows on it pays to unpack a tile of int4 weights once for all of them.
-static const long WIDEN_FROM = 16;
-
-// F: as stored; W: the same unpacked
-template <class T, Format F, Format W>
-static void nibble_tile(const Prepared<T>& x, const Linear& w, long m0, long M, long tile, const Target<T>& t, uint8_t* wide) {
-  const long K = w.padded_k;
-  const uint8_t* B = (const uint8_t*)w.values + tile * (K / 32) * group_bytes(F);
-  if (M < WIDEN_FROM) return quantized_tile<T, F>(x, K, B, m0, M, tile, t);
-  widen<F>(B, K, wide);
-  quantized_tile<T, W>(x, K, wide, m0, M, tile, t);
-}
 template <class T>
-static void one_tile(const Prepared<T>& x, const Linear& w, long m0, long M, long tile, const Target<T>& t, uint8_t* wide) {
-  const long K = w.padded_k;
-  if (w.kind == F32 || w.kind == BF16) return dense_tile(x, w, m0, M, tile, t);
-  if (w.kind == Q4) return nibble_tile<T, INT4, WIDE>(x, w, m0, M, tile, t, wide);
-  if (w.kind == Q4_SYM) return nibble_tile<T, INT4_SYM, INT8>(x, w, m0, M, tile, t, wide);
-  quantized_tile<T, INT8>(x, K, (const uint8_t*)w.values + tile * (K / 32) * group_bytes(INT8), m0, M, tile, t);
+static void one_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+  switch (w.kind) {
+    case Q8: return quantized_tile<T, INT8>(x, w, at, t);
+    case Q4: return quantized_tile<T, INT4>(x, w, at, t);
+    case Q4_SYM: return quantized_tile<T, INT4_SYM>(x, w, at, t);
+    default: return dense_tile(x, w, at, t);
+  }
 }
 
 // ---------------------------------------------------------------- the whole layer
@@ -199,8 +200,6 @@ static void one_tile(const Prepared<T>& x, const Linear& w, long m0, long M, lon
 static const long OWN_COPY_TO = 2;
 // Rows whose prepared form takes about this much are worked on together, so that they stay in the L2 cache.
 static const long SLAB_BYTES = 384 * 1024;
-
-static long wide_bytes(const Linear& w) { return w.padded_k / 32 * group_bytes(WIDE); }
 
 template <class T>
 struct Job {
@@ -210,15 +209,13 @@ struct Job {
   Target<T> target;
   Prepared<T> rows;
   bool ready, own_copies;
-  uint8_t* wide;  // a tile of WIDE for each thread
 };
 template <class T>
 static Job<T> make_job(Scratch& s, int threads, const Input& in, long M, const Linear& w, void* out, long epilogue) {
   const bool gated = epilogue == SILU_MUL || epilogue == GELU_MUL;
   const long columns = gated ? w.n / 2 : w.n;
-  Job<T> j{in, M, &w, {out, columns, columns, epilogue, w.bias}, {}, is_ready<T>(in, w), M <= OWN_COPY_TO, nullptr};
+  Job<T> j{in, M, &w, {out, columns, columns, epilogue, w.bias}, {}, is_ready<T>(in, w), M <= OWN_COPY_TO};
   j.rows = place<T>(s, in, w, M, j.own_copies ? threads : 1);
-  if (M >= WIDEN_FROM && (w.kind == Q4 || w.kind == Q4_SYM)) j.wide = s.wide.at_least(threads * wide_bytes(w));
   return j;
 }
 // To be followed by a sync, if anything reads the result or reuses the scratch.
@@ -236,10 +233,11 @@ static void run(Team& team, const Job<T>& j) {
   const long row_bytes = w.padded_k * (rows.dense ? (long)sizeof(T) : 1);
   const long most = std::max<long>(48, SLAB_BYTES / row_bytes), slabs = (j.M + most - 1) / most;
   const long tiles = w.padded_n / 32;
-  uint8_t* wide = j.wide ? j.wide + team.id * wide_bytes(w) : nullptr;
-  team.each(slabs * tiles, 1, [&](long i) {
+  const long items = slabs * tiles;
+  team.each_ahead(items, [&](long i, long then) {
     const long slab = i / tiles, m0 = j.M * slab / slabs, m1 = j.M * (slab + 1) / slabs;
-    one_tile(rows, w, m0, m1 - m0, i % tiles, j.target, wide);
+    const long tile = i % tiles, next = then < items ? then % tiles : tile;
+    one_tile(rows, w, Place{m0, m1 - m0, tile, next}, j.target);
   });
 }
 

@@ -1,5 +1,8 @@
 // The inner loops: acc[m][0..1] += A[m, :] * B[:, 32 columns] for MR rows at once. One sum per row and column, in the
 // order of k, so that a row's result does not depend on how many rows run beside it.
+//
+// Beside it `ahead` is prefetched, one prefetch for each 64 bytes of B: a core that computes 8 rows or more would else
+// leave memory idle.
 #pragma once
 #include "simd.h"
 
@@ -22,10 +25,11 @@ struct Rows {
 
 // B is [K][32] fp32
 template <int MR>
-static INLINE void multiply(const float* A, long lda, const float* B, long K, __m512 (&acc)[MR][2]) {
+static INLINE void multiply(const float* A, long lda, const float* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
   Rows<float, MR> a(A, lda);
   for (long k = 0; k < K; k++) {
     const __m512 b0 = _mm512_loadu_ps(B + k * 32), b1 = _mm512_loadu_ps(B + k * 32 + 16);
+    ahead.prefetch<2>();
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++) {
       const __m512 x = _mm512_set1_ps(*a[m]);
@@ -37,10 +41,11 @@ static INLINE void multiply(const float* A, long lda, const float* B, long K, __
 }
 // B is [K/2][32][2] bf16
 template <int MR>
-static INLINE void multiply(const bf16* A, long lda, const bf16* B, long K, __m512 (&acc)[MR][2]) {
+static INLINE void multiply(const bf16* A, long lda, const bf16* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
   Rows<bf16, MR> a(A, lda);
   for (long k = 0; k < K; k += 2) {
     const __m512bh b0 = (__m512bh)_mm512_loadu_si512(B + k * 32), b1 = (__m512bh)_mm512_loadu_si512(B + k * 32 + 32);
+    ahead.prefetch<2>();
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++) {
       int pair;
@@ -68,11 +73,9 @@ struct Quantized {
 //   INT8      [8][32][4]  value + 128           w = scale * value
 //   INT4      [4][32][4]  k | k + 16 << 4       w = scale * value + min
 //   INT4_SYM  likewise, value + 8               w = scale * value
-//   WIDE      INT4 unpacked to [8][32][4] on the fly, where many rows share the work (INT4_SYM so unpacked is INT8)
-enum Format { INT8, INT4, INT4_SYM, WIDE };
-static constexpr bool is_nibbles(Format f) { return f == INT4 || f == INT4_SYM; }
-static constexpr bool has_min(Format f) { return f == INT4 || f == WIDE; }
-static constexpr long value_bytes(Format f) { return is_nibbles(f) ? 512 : 1024; }
+enum Format { INT8, INT4, INT4_SYM };
+static constexpr bool has_min(Format f) { return f == INT4; }
+static constexpr long value_bytes(Format f) { return f == INT8 ? 1024 : 512; }
 static constexpr long group_bytes(Format f) { return value_bytes(f) + (has_min(f) ? 128 : 64); }
 
 static INLINE __m512 half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
@@ -83,16 +86,17 @@ static INLINE __m512i quad(const int8_t* p) {
 }
 
 template <Format F, int MR>
-static INLINE void multiply(const Quantized& A, const uint8_t* B, long K, __m512 (&acc)[MR][2]) {
+static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
   const __m512i mask = _mm512_set1_epi8(15);
   const long G = K / 32;
   Rows<int8_t, MR> a(A.q, K);
   for (long g = 0; g < G; g++) {
+    ahead.prefetch<group_bytes(F) / 64>();
     __m512i ia[MR][2];  // integer sums of the group: exact
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++)
       ia[m][0] = ia[m][1] = has_min(F) ? _mm512_setzero_si512() : _mm512_set1_epi32(A.beside[m * G + g].start);
-    if constexpr (is_nibbles(F)) {
+    if constexpr (F != INT8) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
         const __m512i r0 = _mm512_loadu_si512(B + j * 128), r1 = _mm512_loadu_si512(B + j * 128 + 64);
@@ -138,29 +142,14 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, long K, __m512
     B += group_bytes(F);
   }
 }
-// One tile of INT4 (or INT4_SYM) as WIDE (or INT8)
-template <Format F>
-static void widen(const uint8_t* from, long K, uint8_t* to) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  const long rest = group_bytes(F) - 512;
-  for (long g = 0; g < K / 32; g++, from += 512 + rest, to += 1024 + rest) {
-    for (int i = 0; i < 512; i += 64) {
-      const __m512i r = _mm512_loadu_si512(from + i);
-      _mm512_storeu_si512(to + i, _mm512_and_si512(r, mask));
-      _mm512_storeu_si512(to + 512 + i, _mm512_and_si512(_mm512_srli_epi16(r, 4), mask));
-    }
-    for (int i = 0; i < rest; i += 64) _mm512_storeu_si512(to + 1024 + i, _mm512_loadu_si512(from + 512 + i));
-  }
-}
-
-// Calls f<MR>(m) over M rows in about equal runs of at most MAX rows.
+// Calls f<MR>(m, run, runs) over M rows in about equal runs of at most MAX rows.
 template <int MAX, class F>
 static INLINE void over_rows(long M, F f) {
   const long runs = (M + MAX - 1) / MAX;
   for (long i = 0; i < runs; i++) {
     const long m = M * i / runs, n = M * (i + 1) / runs - m;
     switch (n) {
-#define HEADRACE_RUN(r) case r: if constexpr (r <= MAX) f(std::integral_constant<int, r>{}, m); break;
+#define HEADRACE_RUN(r) case r: if constexpr (r <= MAX) f(std::integral_constant<int, r>{}, m, i, runs); break;
       HEADRACE_RUN(1) HEADRACE_RUN(2) HEADRACE_RUN(3) HEADRACE_RUN(4) HEADRACE_RUN(5) HEADRACE_RUN(6)
       HEADRACE_RUN(7) HEADRACE_RUN(8) HEADRACE_RUN(9) HEADRACE_RUN(10) HEADRACE_RUN(11) HEADRACE_RUN(12)
 #undef HEADRACE_RUN

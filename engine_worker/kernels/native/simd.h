@@ -73,6 +73,17 @@ static INLINE __m512 soft_cap(__m512 x, __m512 cap) {  // cap * tanh(x / cap)
   return _mm512_mul_ps(cap, _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(t), sign)));
 }
 
+// What shall be brought into the L2 cache while something else is computed, at a pace of `line` bytes a prefetch.
+struct Ahead {
+  const char* p;
+  long line;  // 64: each line once; less: some more than once; 0: nothing new
+  template <int N>
+  INLINE void prefetch() {
+#pragma GCC unroll 20
+    for (int i = 0; i < N; i++, p += line) _mm_prefetch(p, _MM_HINT_T1);
+  }
+};
+
 // ---------------------------------------------------------------- memory that grows and is never given back
 template <class T>
 struct Buffer {
@@ -130,6 +141,17 @@ struct Team {
     std::atomic<long>& next = shared.next[phase % 3];
     for (long b; (b = next.fetch_add(chunk, std::memory_order_relaxed)) < n;)
       for (long i = b, e = std::min(n, b + chunk); i < e; i++) f(i);
+  }
+  // As each(n, 1, f), but a thread takes its next item before it works on one: f(i, next), next = n if there is none.
+  template <class F>
+  void each_ahead(long n, F f) {
+    std::atomic<long>& next = shared.next[phase % 3];
+    for (long i = next.fetch_add(1, std::memory_order_relaxed); i < n;) {
+      const long then = std::min(n, next.fetch_add(1, std::memory_order_relaxed));
+      f(i, then);
+      i = then;
+    }
+    if (size == 1) next.store(0, std::memory_order_relaxed);  // there is no sync that does
   }
   void sync() {
     if (size == 1) return;
