@@ -1,7 +1,7 @@
 """response_format and structured_outputs to a `Grammar`, tried before anything is enqueued.
 
-White space between JSON tokens is at most one blank, so that no model can fill its budget with it. A model that
-reasons is bound only after its reasoning: the constraint then becomes one grammar with the reasoning before it.
+White space in JSON is at most one blank after a comma or colon, so that no model can fill its budget with it. A model
+that reasons is bound only after its reasoning: the constraint then becomes one grammar with the reasoning before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from edge.translate.grammars import GrammarRefused, check_grammar, gbnf_to_lark
 from edge.translate.schemas import Schema
 
 JSON_OBJECT: Final[Schema] = {"type": "object"}
-WHITESPACE: Final = "[ ]?"
+NO_WHITESPACE: Final[Mapping[str, object]] = {"whitespace_flexible": False, "whitespace_pattern": None}
+JSON_STYLE: Final[Mapping[str, object]] = {**NO_WHITESPACE, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+LENIENT: Final[Mapping[str, object]] = {**JSON_STYLE, "lenient": True, "coerce_one_of": True}
 MAX_CHOICES: Final = 5000
 _UNKNOWN_FORMAT: Final = "Unknown format: "
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
@@ -57,11 +59,13 @@ def output_constraint(body: GenerationFields, thinking: Thinking) -> Grammar | N
     return after_thinking(_structured(structured), thinking, "structured_outputs")
 
 
-def json_grammar(schema: Schema, param: str, *, options: Mapping[str, object] | None = None) -> Grammar:
-    """A grammar for values of ``schema``. Raises `InvalidRequest`: malformed, unsatisfiable, or not expressible."""
+def json_grammar(schema: Schema, param: str, *, options: Mapping[str, object] = JSON_STYLE) -> Grammar:
+    """A grammar for values of ``schema``; with `LENIENT`, for as much of it as can be expressed.
+
+    Raises `InvalidRequest`: malformed, unsatisfiable, or not expressible.
+    """
     schemas.check_depth(schema, param)
     schemas.check_finite(schema, param)
-    options = {"whitespace_pattern": WHITESPACE} if options is None else options
     try:
         return _schema_grammar(schemas.closed(schema), param, options)
     except GrammarRefused:
@@ -172,14 +176,15 @@ def _structured(given: Mapping[str, Any]) -> Grammar:
             return _text_grammar(kind, value, param)
 
 
-def _json_options(given: Mapping[str, Any]) -> dict[str, object]:
+def _json_options(given: Mapping[str, Any]) -> Mapping[str, object]:
     for name, kind in (("whitespace_pattern", str), ("disable_any_whitespace", bool)):
         if name in given and not isinstance(given[name], kind):
             param = f"structured_outputs.{name}"
             raise InvalidRequest(f"{param} must be of type {kind.__name__}, got {echo(given[name])}", param=param)
     if given.get("disable_any_whitespace"):
-        return {"whitespace_flexible": False}
-    return {"whitespace_pattern": given.get("whitespace_pattern", WHITESPACE)}
+        return NO_WHITESPACE
+    pattern = given.get("whitespace_pattern")
+    return JSON_STYLE if pattern is None else {"whitespace_pattern": pattern}
 
 
 def _parsed_schema(value: object, param: str) -> Schema:

@@ -25,8 +25,8 @@ _STATE_DUMP: Final = re.compile(r"\n?<state>.*", re.DOTALL)
 class GrammarRefused(InvalidRequest):
     """The compiler does not take the constraint; ``reason`` in its own words."""
 
-    def __init__(self, reason: str, param: str) -> None:
-        super().__init__(f"{param}: {reason}", param=param)
+    def __init__(self, reason: str, param: str = "") -> None:
+        super().__init__(f"{param}: {reason}" if param else reason, param=param or None)
         self.reason = reason
 
 

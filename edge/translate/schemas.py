@@ -116,7 +116,7 @@ def _as_list(value: object) -> list[Any]:
 
 def _resolve(root: Schema, reference: object) -> object:
     """The target of a local JSON pointer; None for anything else."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target: Any = root
     for step in reference[1:].split("/")[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +14,8 @@ from edge.openai.decoding import echo
 from edge.parsers.tool_calls import HERMES, LLAMA3_JSON
 from edge.translate.constraints import (
     JSON_OBJECT,
+    JSON_STYLE,
+    LENIENT,
     Thinking,
     after_thinking,
     json_grammar,
@@ -151,11 +154,11 @@ def _named(choice: dict[str, Any], tools: Sequence[Tool]) -> Tool:
 def _arguments(tool: Tool) -> Grammar:
     """What a call's arguments must match: the schema exactly if strict, else as much of it as can be expressed."""
     param = f"{tool.param}.function.parameters"
-    try:
+    if tool.is_strict:
         return json_grammar(tool.parameters, param)
-    except GrammarRefused:
-        if tool.is_strict:
-            raise
+    for options in (JSON_STYLE, LENIENT):
+        with contextlib.suppress(GrammarRefused):
+            return json_grammar(tool.parameters, param, options=options)
     return json_grammar(JSON_OBJECT, param)
 
 

@@ -61,6 +61,7 @@ def test_what_a_schema_allows_is_what_can_be_generated() -> None:
     assert not accepts(grammar, '{"name": "Ada"}')
     assert not accepts(grammar, '{"name": "Ada", "age": 3, "more": 1}')
     assert not accepts(grammar, '{"name":  "Ada", "age": 3}'), "more than one blank"
+    assert not accepts(grammar, '{ "name": "Ada", "age": 3}'), "a blank where none belongs"
     assert accepts(grammar_of(NODE), '{"v": 1, "next": {"v": 1, "next": null}}')
     assert accepts(grammar_of({"type": "array", "items": {"enum": [7, 8]}, "minItems": 3, "maxItems": 3}), "[7,8,7]")
 
