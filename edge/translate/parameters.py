@@ -12,7 +12,7 @@ from typing import Any, Final
 from common.errors import UnsupportedParameter
 from edge.openai.decoding import echo
 
-_HARMLESS: Final = frozenset(
+HARMLESS: Final = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
         "prompt_cache_retention", "prompt_cache_options", "prediction", "verbosity", "session_id", "request_id",
@@ -59,7 +59,7 @@ def check_parameters(unknown: Mapping[str, Any], *, compat: bool) -> tuple[str, 
     """
     ignored = []
     for name, value in unknown.items():
-        if name in _HARMLESS or _is_off(name, value):
+        if name in HARMLESS or _is_off(name, value):
             continue
         if name in _CONSTRAINTS or not compat:
             raise _unsupported(name, value)

@@ -36,7 +36,6 @@ from edge.translate.prompts import (
 from edge.translate.sampling import Budget, Reporting, output_budget, sampling_params
 from edge.translate.tools import ToolPlan, plan_tools, tool_grammar
 
-VERSION: Final = "0.1.0"
 DEFAULT_COMPLETION_TOKENS: Final = 16
 MAX_SALT_CHARS: Final = 128
 _INT64: Final = (-(2**63), 2**63 - 1)
@@ -202,7 +201,7 @@ def _presentation(body: GenerationFields, model: ServedModel, admission: Admissi
         response_id=f"{prefix}-{admission.request_id}",
         created=int(admission.arrival_s),
         model=body.model or model.card.served_names[0],
-        system_fingerprint=f"headrace-{VERSION}-{model.card.weights_fingerprint[:8]}",
+        system_fingerprint=f"fp_{model.card.weights_fingerprint[:12]}",
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         return_token_ids=body.return_token_ids,

@@ -19,7 +19,7 @@ from tests.unit.edge.translate.test_tools import TOOLS, hermes
 USAGE = {"include_usage": True}
 HEAD = (
     b'{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1000,"model":"small",'
-    b'"system_fingerprint":"headrace-0.1.0-01234567","choices":['
+    b'"system_fingerprint":"fp_0123456789ab","choices":['
 )
 
 

@@ -14,7 +14,7 @@ from tests.unit.edge.translate.calls import completion
 
 HEAD = (
     b'{"id":"cmpl-r1","object":"text_completion","created":1000,"model":"small",'
-    b'"system_fingerprint":"headrace-0.1.0-01234567","choices":['
+    b'"system_fingerprint":"fp_0123456789ab","choices":['
 )
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
