@@ -166,6 +166,12 @@ struct Part {  // of MAX_ROWS rows: maximum, sum of exponentials, weighted value
 struct Visible {  // tokens a row sees: low <= t < end
   long low[MAX_ROWS], end[MAX_ROWS];
 };
+// The cache lies in pieces of some KiB at random places, which hardware does not foresee. So the values of a group are
+// prefetched while its keys are multiplied, and the keys of the chunk to come while the values are.
+struct Coming {
+  const int32_t* table;
+  long head, group0, groups;  // 0 groups: nothing comes
+};
 template <class T>
 struct Tile {
   const T* q;  // [rows][head_size]
@@ -174,6 +180,17 @@ struct Tile {
   long head;
   float scale, cap;
   Visible see;
+  Coming coming;
+
+  T* keys(long group) const { return cache.keys(table[group / cache.groups], head, group % cache.groups); }
+  T* values(long group) const { return cache.values(table[group / cache.groups], head, group % cache.groups); }
+  Ahead none() const { return {(const char*)q, 0}; }
+  Ahead coming_keys(long i, long d) const {  // for column tile d of the i-th group of this chunk
+    if (i >= coming.groups) return none();
+    const long g = coming.group0 + i;
+    const T* keys = cache.keys(coming.table[g / cache.groups], coming.head, g % cache.groups);
+    return {(const char*)(keys + d * GROUP * 32), 64};
+  }
 };
 static void softmax(float* s, long n, float* m, float* l) {
   __m512 mx = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
@@ -195,13 +212,13 @@ static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, floa
   alignas(64) float s[MR][CHUNK];
   alignas(64) T p[MR][CHUNK];
   const Cache<T>& c = x.cache;
-  const long n = (g1 - g0) * GROUP;
+  const long n = (g1 - g0) * GROUP, b0 = t0 / GROUP;
   const T* q = x.q + r0 * c.head_size;
+  const bool fetches = r0 == 0;  // the first rows do it for all
   for (long g = g0; g < g1; g++) {
-    const long b = t0 / GROUP + g;
     __m512 acc[MR][2] = {};
-    const T* keys = c.keys(x.table[b / c.groups], x.head, b % c.groups);
-    multiply<MR>(q, c.head_size, keys, Ahead{(const char*)q, 0}, c.head_size, acc);
+    const Ahead ahead = fetches ? Ahead{(const char*)x.values(b0 + g), 64} : x.none();
+    multiply<MR>(q, c.head_size, x.keys(b0 + g), ahead, c.head_size, acc);
     for (int i = 0; i < MR; i++)
       for (int j = 0; j < 2; j++) {
         const long t = t0 + g * GROUP + j * 16;
@@ -217,9 +234,8 @@ static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, floa
   for (long d = 0; d < c.padded_head; d += 32) {
     __m512 acc[MR][2] = {};
     for (long g = g0; g < g1; g++) {
-      const long b = t0 / GROUP + g;
-      const T* values = c.values(x.table[b / c.groups], x.head, b % c.groups) + d * GROUP;
-      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, values, Ahead{(const char*)q, 0}, GROUP, acc);
+      const Ahead ahead = fetches ? x.coming_keys(g - g0, d / 32) : x.none();
+      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, x.values(b0 + g) + d * GROUP, ahead, GROUP, acc);
     }
     for (int i = 0; i < MR; i++) store(o + i * c.padded_head + d, acc[i][0]), store(o + i * c.padded_head + d + 16, acc[i][1]);
   }
@@ -273,6 +289,19 @@ static void finish_tile(const Part& p, const Item& it, const Shape& s, const Ste
       store(to + i, _mm512_mul_ps(load(p.o + r * width + i), inverse), first(s.head_size - i));
   }
 }
+static INLINE long tokens_before(const Step& step, long sequence) {
+  return step.seq_lens[sequence] - (step.query_start[sequence + 1] - step.query_start[sequence]);
+}
+static INLINE const int32_t* table_of(const Step& step, long sequence) {
+  return step.tables + step.rows[sequence] * step.table_stride;
+}
+static Coming coming_chunk(const Item& it, long chunk, const Shape& s, const Step& step) {
+  const long G = s.heads / s.kv_heads, before = tokens_before(step, it.sequence);
+  const long end = (before + (it.row0 + it.rows - 1) / G + GROUP) / GROUP;  // groups that the last row sees
+  const long low = s.window ? std::max<long>(0, before + it.row0 / G + 1 - s.window) / GROUP : 0;
+  const long first_group = std::max<long>(low, chunk * (CHUNK / GROUP));
+  return {table_of(step, it.sequence), it.head, first_group, std::min<long>(end, (chunk + 1) * (CHUNK / GROUP)) - first_group};
+}
 // To be followed by a sync, if anything reads the result.
 template <class T>
 static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape& s, const Step& step, const Cache<T>& c, T* out) {
@@ -282,10 +311,15 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
   Part sum, tmp;
   sum.o = sum_o, tmp.o = tmp_o;
   const std::vector<Item>& items = a.schedule.items;
-  team.each((long)items.size(), 1, [&](long i) {
-    const Item& it = items[items.size() - 1 - i];  // the last tiles of a prompt see most: longest first
-    Tile<T> x{q, c, step.tables + step.rows[it.sequence] * step.table_stride, it.head, s.scale, s.cap, {}};
-    const long start = step.query_start[it.sequence], before = step.seq_lens[it.sequence] - (step.query_start[it.sequence + 1] - start);
+  const long n = (long)items.size();
+  team.each_ahead(n, [&](long i, long then) {
+    const Item& it = items[n - 1 - i];  // the last tiles of a prompt see most: longest first
+    Tile<T> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, {}, {}};
+    const long start = step.query_start[it.sequence], before = tokens_before(step, it.sequence);
+    auto coming = [&](int chunk) {
+      if (chunk + 1 < it.chunk1) return coming_chunk(it, chunk + 1, s, step);
+      return then < n ? coming_chunk(items[n - 1 - then], items[n - 1 - then].chunk0, s, step) : Coming{};
+    };
     for (int r = 0; r < it.rows; r++) {
       const long row = it.row0 + r, token = row / G;
       memcpy(q + r * s.head_size, qkv + (start + token) * ld + (it.head * G + row % G) * s.head_size, s.head_size * sizeof(T));
@@ -293,11 +327,15 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
       x.see.low[r] = s.window ? std::max<long>(0, x.see.end[r] - s.window) : 0;
     }
     if (it.part != Item::NONE) {
-      for (int k = it.chunk0; k < it.chunk1; k++) chunk(x, it.rows, k, a.parts[it.part + k - it.chunk0]);
+      for (int k = it.chunk0; k < it.chunk1; k++) {
+        x.coming = coming(k);
+        chunk(x, it.rows, k, a.parts[it.part + k - it.chunk0]);
+      }
       return;
     }
     clear(sum, it.rows, width);
     for (int k = it.chunk0; k < it.chunk1; k++) {
+      x.coming = coming(k);
       chunk(x, it.rows, k, tmp);
       fold(sum, tmp, it.rows, width);
     }
