@@ -6,14 +6,12 @@ import hashlib
 import sys
 import time
 from collections.abc import Sequence as Arguments
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from common.config import Loaded, Settings, load_or_exit
 from common.errors import ConfigError
-from common.events import Grammar
 from common.model_card import ModelCard
 from common.telemetry.logging import configure_logging, get_logger
 from common.telemetry.metrics import WorkerMetrics
@@ -22,6 +20,7 @@ from common.telemetry.settings import MetricsServerSettings, TelemetrySettings
 from common.telemetry.tracing import Tracing
 from common.tokenization.tokenizer import Tokenizer
 from common.transport.client import RedisSettings
+from engine_worker.assembly import Assembly, EngineSettings, load_engine
 from engine_worker.config import (
     ComputeSettings,
     KvCacheSettings,
@@ -30,16 +29,9 @@ from engine_worker.config import (
     SchedulerSettings,
     WorkerSettings,
 )
-from engine_worker.engine import Engine
 from engine_worker.io_loop import IoSettings, Served
-from engine_worker.kv_cache.manager import KvCacheManager
-from engine_worker.runner.kv_tensors import KvCachePlan, plan_kv_cache
-from engine_worker.runner.loading import LoadedModel, load_engine_model
-from engine_worker.runner.model_runner import ModelRunner
-from engine_worker.sampling.grammar_masks import GrammarCompiler
-from engine_worker.sampling.sampler import Sampler
-from engine_worker.scheduler.scheduler import Scheduler
-from engine_worker.sequence import Sequence
+from engine_worker.runner.kv_tensors import KvCachePlan
+from engine_worker.runner.loading import LoadedModel
 from engine_worker.worker import Worker, worker_name
 
 log: Final = get_logger(__name__)
@@ -57,20 +49,6 @@ GROUPS: Final[tuple[type[Settings], ...]] = (
 )
 
 EXIT_CONFIG: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Preparing:
-    """What intake does to a request before the engine sees it."""
-
-    kv_cache: KvCacheManager
-    grammars: GrammarCompiler
-
-    def prepare(self, sequence: Sequence) -> None:
-        self.kv_cache.prepare(sequence)
-
-    def compile(self, grammar: Grammar) -> None:
-        self.grammars.compile(grammar)
 
 
 def main(argv: Arguments[str], prog: str = "python -m engine_worker") -> int:
@@ -92,16 +70,23 @@ def main(argv: Arguments[str], prog: str = "python -m engine_worker") -> int:
 
 
 def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
-    model = load_engine_model(loaded[ModelSettings], loaded[ComputeSettings])
-    plan = plan_kv_cache(loaded[KvCacheSettings], model.ops, model.config, model.max_model_len)
-    log.info(
-        "model loaded", model=model.served_names[0], seconds=round(model.load_s, 1), kv_cache_tokens=plan.num_tokens
+    assembly = load_engine(
+        EngineSettings(
+            loaded[ModelSettings], loaded[ComputeSettings], loaded[SchedulerSettings], loaded[KvCacheSettings]
+        )
     )
-    engine, served = _build(loaded, model, plan)
+    model = assembly.model
+    log.info(
+        "model loaded",
+        model=model.served_names[0],
+        seconds=round(model.load_s, 1),
+        kv_cache_tokens=assembly.plan.num_tokens,
+    )
+    served = _served(assembly, loaded[SchedulerSettings].max_num_seqs)
     metrics_server = loaded[MetricsServerSettings]
     metrics = WorkerMetrics(served.card.name, metrics_server.metrics_engine, CollectorRegistry())
     worker = Worker(
-        engine,
+        assembly.engine,
         served,
         IoSettings(loaded[RedisSettings], loaded[LeaseSettings], settings),
         metrics=metrics,
@@ -114,22 +99,11 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         listener.close()
 
 
-def _build(loaded: Loaded, model: LoadedModel, plan: KvCachePlan) -> tuple[Engine, Served]:
-    scheduler_settings = loaded[SchedulerSettings]
-    kv_cache = KvCacheManager(
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_seqs=scheduler_settings.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        enable_prefix_caching=loaded[KvCacheSettings].enable_prefix_caching,
-    )
-    grammars = GrammarCompiler(model.tokenizer_json, model.vocab_size, model.eos_token_ids)
-    sampler = Sampler(model.vocab_size, grammars)
-    runner = ModelRunner(model, plan, scheduler_settings, kv_cache.block_tables, sampler)
-    engine = Engine(Scheduler(scheduler_settings, kv_cache, plan.max_model_len), kv_cache, runner)
+def _served(assembly: Assembly, max_num_seqs: int) -> Served:
+    model = assembly.model
+    card = _card(model, assembly.plan, max_num_seqs)
     tokenizer = Tokenizer.from_json(model.tokenizer_json, model.tokenizer_config)
-    card = _card(model, plan, scheduler_settings.max_num_seqs)
-    return engine, Served(card, {card.tokenizer_blob: model.tokenizer_json}, tokenizer, _Preparing(kv_cache, grammars))
+    return Served(card, {card.tokenizer_blob: model.tokenizer_json}, tokenizer, assembly)
 
 
 def _card(model: LoadedModel, plan: KvCachePlan, max_num_seqs: int) -> ModelCard:
