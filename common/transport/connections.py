@@ -7,9 +7,9 @@ after a failover. `protocol=2` keeps maintenance notifications (and a broken sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import redis
@@ -38,6 +38,8 @@ from redis.sentinel import Sentinel as SyncSentinel
 
 from common.errors import ConfigError, HeadraceError, LogCorrupt, LogUnavailable
 from common.transport.settings import RedisSettings
+
+_T = TypeVar("_T")
 
 MAX_BLOCK_MS: Final = 5000
 
@@ -76,6 +78,20 @@ def translated(error: Exception) -> HeadraceError:
 def is_missing_group(error: ResponseError) -> bool:
     """Whether the consumer group has vanished (the stream was deleted or the server lost its data)."""
     return "NOGROUP" in str(error)
+
+
+async def heeding_cancellation(call: Awaitable[_T]) -> _T:
+    """The call's result, or `CancelledError` when the task was cancelled meanwhile.
+
+    The library sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that meets the end
+    of what it waits for: the task would live on, and whoever waits for its end would wait for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await call
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +242,13 @@ class SingleConnections:
 
     async def execute(self, *args: Any, key: str, is_blocking: bool = False) -> Any:
         client = self._blocking if is_blocking else self._commands
-        return await client.execute_command(*args)
+        return await heeding_cancellation(client.execute_command(*args))
 
     async def execute_and_wait(self, *args: Any, key: str, replicas: int, wait_ms: int) -> tuple[Any, int]:
         pipe = self._commands.pipeline(transaction=False)
         pipe.execute_command(*args)
         pipe.execute_command("WAIT", replicas, wait_ms)
-        reply, acknowledged = await pipe.execute(raise_on_error=False)
+        reply, acknowledged = await heeding_cancellation(pipe.execute(raise_on_error=False))
         for answer in (reply, acknowledged):
             if isinstance(answer, Exception):
                 raise answer
@@ -296,7 +312,7 @@ class ClusterConnections:
         await client.initialize()
         # Named here, or the library would ask the server where the keys of XREAD and its like stand.
         node = client.get_node_from_key(key)
-        return await client.execute_command(*args, target_nodes=node)
+        return await heeding_cancellation(client.execute_command(*args, target_nodes=node))
 
     async def execute_and_wait(self, *args: Any, key: str, replicas: int, wait_ms: int) -> tuple[Any, int]:
         await self._commands.initialize()
@@ -304,7 +320,7 @@ class ClusterConnections:
         if node is None:
             raise SlotNotCoveredError(f"no node serves {key}")
         commands: list[Any] = [PipelineCommand(0, *args), PipelineCommand(1, "WAIT", replicas, wait_ms)]
-        await node.execute_pipeline(commands)
+        await heeding_cancellation(node.execute_pipeline(commands))
         for command in commands:
             if isinstance(command.result, redis.exceptions.MovedError):
                 # The ordinary way follows the redirection and learns from it; the next round finds the node.
@@ -404,6 +420,7 @@ __all__ = [
     "close_sync",
     "connect",
     "connect_sync",
+    "heeding_cancellation",
     "is_missing_group",
     "parse_address",
     "translated",

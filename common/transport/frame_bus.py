@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from common.errors import LogCorrupt, LogUnavailable
 from common.transport.client import LogClient
-from common.transport.connections import TRANSIENT, PushSource, RedisError
+from common.transport.connections import TRANSIENT, PushSource, RedisError, heeding_cancellation
 from common.transport.frames import channels, decode_frames
 from common.transport.records import Frame, Resubscribed
 
@@ -70,19 +70,19 @@ class FrameBus:
         async with contextlib.aclosing(source.client.pubsub()) as pubsub:
             if source.is_sharded:
                 for name in source.channels:  # one at a time: names of one command must share a slot
-                    await pubsub.ssubscribe(name)
+                    await heeding_cancellation(pubsub.ssubscribe(name))
             else:
-                await pubsub.subscribe(*source.channels)
+                await heeding_cancellation(pubsub.subscribe(*source.channels))
             silent_s = 0.0
             while True:
-                message = await pubsub.get_message(timeout=_POLL_S)
+                message = await heeding_cancellation(pubsub.get_message(timeout=_POLL_S))
                 silent_s = 0.0 if message is not None else silent_s + _POLL_S
                 if message is not None:
                     self._take(message, confirmed)
                 elif silent_s >= 2 * _SILENCE_S:
                     raise _Lost(f"no answer for {silent_s} s")
                 elif silent_s >= _SILENCE_S:
-                    await pubsub.ping()
+                    await heeding_cancellation(pubsub.ping())
 
     def _take(self, message: dict[str, Any], confirmed: _Countdown) -> None:
         kind = message["type"]
