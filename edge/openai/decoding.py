@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -81,12 +82,20 @@ def decode_body(raw: bytes, kind: type[_Body]) -> _Body:
     known = set(kind.__struct_fields__) - {_UNKNOWN}
     declared = {name: value for name, value in fields.items() if name in known and value is not None}
     unknown = {name: value for name, value in fields.items() if name not in known and value is not None}
+    for name in _integer_fields(kind) & declared.keys():
+        if isinstance(declared[name], float) and declared[name].is_integer():
+            declared[name] = int(declared[name])  # JSON has one kind of number: 16.0 is an integer
     if _UNKNOWN in kind.__struct_fields__:
         declared[_UNKNOWN] = unknown
     try:
         return msgspec.convert(declared, kind)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error), declared) from error
+
+
+@cache
+def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(found.name for found in msgspec.structs.fields(kind) if found.type in (int, int | None))
 
 
 def _not_json(reason: str) -> InvalidRequest:

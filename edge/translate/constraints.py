@@ -45,18 +45,18 @@ class Thinking:
 
 
 NO_THINKING: Final = Thinking()
+OURS: Final = "// composed\nstart: "  # how each Lark grammar of ours begins
 
 
-def output_constraint(body: GenerationFields, thinking: Thinking) -> Grammar | None:
+def output_constraint(body: GenerationFields) -> Grammar | None:
     """The constraint that the body asks for, if any. Raises `InvalidRequest` naming the field that is wrong."""
-    structured = {key: value for key, value in (body.structured_outputs or {}).items() if value is not None}
     if body.response_format is not None:
         grammar = _response_format(body.response_format)
         if grammar is not None:
-            return after_thinking(grammar, thinking, "response_format")
+            return grammar
     if body.structured_outputs is None:
         return None
-    return after_thinking(_structured(structured), thinking, "structured_outputs")
+    return _structured({key: value for key, value in body.structured_outputs.items() if value is not None})
 
 
 def json_grammar(schema: Schema, param: str, *, options: Mapping[str, object] = JSON_STYLE) -> Grammar:
@@ -81,10 +81,9 @@ def after_thinking(grammar: Grammar, thinking: Thinking, param: str) -> Grammar:
     """``grammar``, bound only after the reasoning where there may be some."""
     if not thinking.is_possible:
         return grammar
-    opening = "think sp body" if thinking.is_open else '("<think>" think sp)? body'
-    source = (
-        f'start: {opening}\nthink[suffix="</think>"]: /(?s:.*)/\nsp: /[ \\n]{{0,4}}/\n{_lark_body(grammar, param)}\n'
-    )
+    opening = "think sp answer" if thinking.is_open else '("<think>" think sp)? answer'
+    rules = f'think[suffix="</think>"]: /(?s:.*)/\nsp: /[ \\n]{{0,4}}/\n{lark_rule("answer", grammar, param)}'
+    source = f"{OURS}{opening}\n{rules}\n"
     return check_grammar(Grammar(kind="lark", source=source), param)
 
 
@@ -93,17 +92,19 @@ def lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _lark_body(grammar: Grammar, param: str) -> str:
+def lark_rule(name: str, grammar: Grammar, param: str) -> str:
+    """``grammar`` as the rule ``name`` of a Lark grammar. Raises `UnsupportedParameter` for a Lark grammar of a
+    client, whose rules could clash with ours."""
     if grammar.kind == "json_schema":
-        return f"body: {lark_schema(grammar)}"
+        return f"{name}: {lark_schema(grammar)}"
     if grammar.kind == "regex":
-        return f"body: /{llguidance.regex_to_lark(grammar.source)}/"
+        return f"{name}: /{llguidance.regex_to_lark(grammar.source)}/"
     if grammar.kind == "choice":
-        return "body: " + " | ".join(map(lark_text, json.loads(grammar.source)))
-    if grammar.source.startswith("start: "):
-        return "body: " + grammar.source.removeprefix("start: ")
+        return f"{name}: " + " | ".join(map(lark_text, json.loads(grammar.source)))
+    if grammar.source.startswith(OURS):
+        return f"{name}: " + grammar.source.removeprefix(OURS)
     raise UnsupportedParameter(
-        f"{param}: a grammar cannot be combined with reasoning; switch thinking off", param=param
+        f"{param}: a grammar cannot be combined with reasoning or tools; switch them off", param=param
     )
 
 

@@ -16,7 +16,7 @@ import llguidance
 from common.errors import InvalidRequest
 from common.events import Grammar
 
-MAX_SOURCE_CHARS: Final = 256 * 1024
+MAX_SOURCE_CHARS: Final = 512 * 1024
 _EOS: Final = 256
 _FAULT_CHARS: Final = 300
 _STATE_DUMP: Final = re.compile(r"\n?<state>.*", re.DOTALL)

@@ -20,7 +20,7 @@ from edge.openai.completions import CompletionRequest
 from edge.openai.decoding import decode_body, echo
 from edge.openai.sampling import GenerationFields
 from edge.translate.bounds import check_int, refuse
-from edge.translate.constraints import NO_THINKING, Thinking, output_constraint
+from edge.translate.constraints import NO_THINKING, Thinking, after_thinking, output_constraint
 from edge.translate.messages import normalise_messages
 from edge.translate.model import ServedModel
 from edge.translate.parameters import check_parameters
@@ -34,7 +34,7 @@ from edge.translate.prompts import (
     truncated,
 )
 from edge.translate.sampling import Budget, Reporting, output_budget, sampling_params
-from edge.translate.tools import ToolPlan, plan_tools, tool_grammar
+from edge.translate.tools import ToolPlan, calls_or, plan_tools, tool_grammar
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 MAX_SALT_CHARS: Final = 128
@@ -94,7 +94,7 @@ def translate_chat(
     token_ids = encode_chat(rendered, model, add_special_tokens=bool(body.add_special_tokens))
     token_ids = truncated(token_ids, body, model)
     room = room_left([token_ids], model, "messages")
-    thinking = _thinking(rendered.text, model)
+    thinking = _thinking(body, rendered.text, model)
     logprobs = _chat_logprobs(body, limits)
     reporting = Reporting(
         logprobs=logprobs,
@@ -139,7 +139,7 @@ def translate_completion(
     reporting = Reporting(
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(body, limits, logprobs if body.echo else None),
-        grammar=output_constraint(body, NO_THINKING),
+        grammar=output_constraint(body),
         skip_special_tokens=body.skip_special_tokens,
     )
     presentation = msgspec.structs.replace(
@@ -249,13 +249,16 @@ def _chat_prompt(body: ChatCompletionRequest, plan: ToolPlan) -> ChatPrompt:
 def _chat_grammar(
     body: ChatCompletionRequest, plan: ToolPlan, model: ServedModel, thinking: Thinking
 ) -> Grammar | None:
-    constraint = output_constraint(body, thinking)
+    constraint = output_constraint(body)
     if constraint is not None and plan.is_forced:
         raise InvalidRequest(
             "tool_choice: a forced tool call cannot be combined with response_format or structured_outputs",
             param="tool_choice",
         )
-    return constraint if constraint is not None else tool_grammar(plan, model.tool_format, thinking)
+    if constraint is None:
+        return tool_grammar(plan, model.tool_format, thinking)
+    param = "response_format" if body.response_format is not None else "structured_outputs"
+    return after_thinking(calls_or(plan, model.tool_format, constraint, param), thinking, param)
 
 
 def _chat_budget(body: ChatCompletionRequest, room: int, model: ServedModel) -> Budget:
@@ -265,10 +268,16 @@ def _chat_budget(body: ChatCompletionRequest, room: int, model: ServedModel) -> 
     return output_budget(body.max_tokens, "max_tokens", room, default)
 
 
-def _thinking(prompt: str, model: ServedModel) -> Thinking:
-    """Whether the answer may begin with reasoning: the prompt's end tells what the template decided."""
+def _thinking(body: ChatCompletionRequest, prompt: str, model: ServedModel) -> Thinking:
+    """Whether the answer may begin with reasoning: the prompt's end tells what the template decided.
+
+    In a message that is to be continued, it may have been opened already.
+    """
     if not model.reasoning_format:
         return NO_THINKING
+    if body.continue_final_message:
+        continued = _text_of_last(body)
+        return Thinking(is_open=continued.rfind("<think>") > continued.rfind("</think>"))
     tail = prompt.rstrip()
     if tail.endswith("</think>"):
         return NO_THINKING
@@ -298,11 +307,11 @@ def _prompt_logprobs(body: GenerationFields, limits: TranslationLimits, echoed: 
 
 
 def _echoed_message(body: ChatCompletionRequest) -> str:
-    last = body.messages[-1]
-    if not body.echo or last.get("role") != "assistant":
-        return ""
-    content = normalise_messages([last], renders_developer=True)[0]["content"]
-    return str(content)
+    return _text_of_last(body) if body.echo and body.messages[-1].get("role") == "assistant" else ""
+
+
+def _text_of_last(body: ChatCompletionRequest) -> str:
+    return str(normalise_messages(body.messages[-1:], renders_developer=True)[0]["content"])
 
 
 def _echoed_prompts(body: CompletionRequest, prompts: Sequence[Sequence[int]], model: ServedModel) -> tuple[str, ...]:

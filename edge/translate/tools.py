@@ -11,14 +11,16 @@ from common.errors import InvalidRequest, UnsupportedParameter
 from common.events import Grammar
 from edge.openai.chat import ChatCompletionRequest
 from edge.openai.decoding import echo
-from edge.parsers.tool_calls import HERMES, LLAMA3_JSON
+from edge.parsers.tool_calls import HERMES, LLAMA3_JSON, MISTRAL
 from edge.translate.constraints import (
     JSON_OBJECT,
     JSON_STYLE,
     LENIENT,
+    OURS,
     Thinking,
     after_thinking,
     json_grammar,
+    lark_rule,
     lark_schema,
     lark_text,
 )
@@ -103,6 +105,18 @@ def tool_grammar(plan: ToolPlan, tool_format: str, thinking: Thinking) -> Gramma
     return None
 
 
+def calls_or(plan: ToolPlan, tool_format: str, grammar: Grammar, param: str) -> Grammar:
+    """Either calls, or the answer that ``grammar`` describes: agents send both tools and a format for the end.
+
+    Mistral's marker is a special token that no grammar can spell, so that there ``grammar`` alone is kept to.
+    """
+    if plan.choice != "auto" or not plan.callable or tool_format == MISTRAL:
+        return grammar
+    calls = _forced(plan, tool_format).removeprefix(OURS)
+    source = f"{OURS}calls | reply\ncalls: {calls}{lark_rule('reply', grammar, param)}\n"
+    return check_grammar(Grammar(kind="lark", source=source), param)
+
+
 def _tool(tool: dict[str, Any], param: str) -> Tool:
     kind = tool.get("type", "function")
     if kind != "function":
@@ -178,7 +192,7 @@ def _forced(plan: ToolPlan, tool_format: str) -> str:
     whole = start + repeated
     if tool_format not in (HERMES, LLAMA3_JSON):
         whole = f'"[" {whole} "]"'
-    return f"start: {whole}\n{rules}"
+    return f"{OURS}{whole}\n{rules}"
 
 
 def _free(plan: ToolPlan) -> str:
@@ -186,7 +200,7 @@ def _free(plan: ToolPlan) -> str:
     rules = _call_rules(plan.callable, "arguments")
     blocks = f"block{{0,{MAX_FORCED_CALLS}}}" if plan.is_parallel else "block?"
     return (
-        f'start: {blocks} TAIL\nblock: before "\\n" call "\\n</tool_call>"\n'
+        f'{OURS}{blocks} TAIL\nblock: before "\\n" call "\\n</tool_call>"\n'
         'before[suffix="<tool_call>"]: /(?s:.*)/\n'
         "TAIL: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/\n"
         f"{rules}"

@@ -66,6 +66,11 @@ def test_unknown_fields_are_kept_apart_and_a_client_cannot_set_them() -> None:
     assert body.unknown_fields == {"favourite": "blue", "unknown_fields": {"a": 1}}
 
 
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    body = parse_chat(b'{"messages": [], "max_tokens": 16.0, "n": 1e0, "temperature": 1}')
+    assert (body.max_tokens, body.n, body.temperature) == (16, 1, 1.0)
+
+
 def test_echoes_are_bounded() -> None:
     huge: Any = [{"k" * 999: ["v" * 999] * 999}] * 999
     values: list[Any] = [huge, "x" * 10**6, 10**10**4, {"a": {"b": {"c": {"d": {}}}}}]

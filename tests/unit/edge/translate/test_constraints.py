@@ -13,7 +13,7 @@ import pytest
 from common.events import Grammar
 from edge.translate.grammars import _compiler_input, _trial_tokenizer
 from tests.unit.edge.served_models import DEEPSEEK, QWEN, served
-from tests.unit.edge.translate.calls import chat, completion, refusal
+from tests.unit.edge.translate.calls import chat, completion, refusal, shown
 
 
 def accepts(grammar: Grammar | None, text: str) -> bool:
@@ -127,6 +127,8 @@ def test_deep_and_huge_schemas_are_refused_in_time() -> None:
     assert "nested" in refusal(chat, response_format=json_schema(deep)).message
     wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20_000)}}
     assert "longer" in refusal(chat, response_format=json_schema(wide)).message
+    chain = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(8000)}
+    refusal(chat, response_format=json_schema({"$ref": "#/$defs/n0", "$defs": {**chain, "n8000": {"$ref": "#"}}}))
     blow: Any = {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(12)]} for i in range(6)]}
     refusal(chat, response_format=json_schema(blow))
     assert time.monotonic() - started < 5
@@ -198,5 +200,10 @@ def test_a_reasoning_model_is_bound_only_after_its_reasoning() -> None:
     assert accepts(may_open, "<think>\nhm\n</think>\n\nyes")
     assert accepts(may_open, "no")
     assert not accepts(may_open, "hm")
+    written = {"response_format": json_schema({"enum": [1]}), "continue_final_message": True}
+    for content, is_open in (("<think>hm", True), ("<think>hm</think>\n\n", False), ("So:", False)):
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+        continued = chat(served(QWEN), messages=messages, **written)
+        assert (shown(continued).in_reasoning, accepts(continued.sampling.grammar, "1")) == (is_open, not is_open)
     switched_off = chat(served(QWEN), reasoning_effort="none", structured_outputs={"regex": "a/b"}).sampling.grammar
     assert switched_off == Grammar(kind="regex", source="a/b")

@@ -133,6 +133,19 @@ def test_a_loose_schema_that_cannot_be_expressed_still_gives_objects() -> None:
     assert not accepts(grammar, hermes("f", "[1]"))
 
 
+@pytest.mark.parametrize("template", [QWEN, LLAMA])
+def test_tools_beside_a_response_format_leave_the_choice_between_both(template: str) -> None:
+    kept = {"type": "json_schema", "json_schema": {"schema": {"type": "array", "items": {"enum": [1]}}}}
+    grammar = forced(template, response_format=kept).sampling.grammar
+    assert accepts(grammar, "[1, 1]")
+    one = call("list_all", "{}", "parameters") if template == LLAMA else hermes("list_all", "{}")
+    assert accepts(grammar, one)
+    assert not accepts(grammar, "Hello")
+    thinking = chat(served(QWEN), tools=TOOLS, structured_outputs={"choice": ["yes"]}).sampling.grammar
+    assert accepts(thinking, "<think>hm</think>\n\nyes")
+    assert accepts(thinking, hermes("list_all", "{}"))
+
+
 def test_calls_come_after_the_reasoning() -> None:
     request = chat(served(DEEPSEEK), tools=TOOLS, tool_choice="required")
     assert accepts(request.sampling.grammar, "I need <tool_call>.</think>\n\n" + hermes("list_all", "{}"))
