@@ -9,52 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.demo_model import demo_model_dir
+from tests.integration.serve.served import ROOT, Served, eventually, is_alive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
-ROOT = Path(__file__).parents[3]
-
-
-class Served:
-    """One ``headrace serve``, its output in a file."""
-
-    def __init__(self, state_dir: Path, *argv: str) -> None:
-        self.state_dir = state_dir
-        self.output = state_dir.with_suffix(".log")
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        command = [sys.executable, "-m", "cli", "serve", "--state-dir", str(state_dir), "--log-format", "json", *argv]
-        with self.output.open("wb") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environ)
-
-    def text(self) -> str:
-        return self.output.read_text(encoding="utf-8")
-
-    def said(self) -> list[str]:
-        """Lines for people, without the children's logs."""
-        return [line for line in self.text().splitlines() if not line.startswith("{")]
-
-    def facts(self) -> dict[str, Any]:
-        eventually(lambda: "Ctrl-C stops it" in self.text() or self.process.poll() is not None, self.text)
-        facts: dict[str, Any] = json.loads((self.state_dir / "serve.json").read_text(encoding="utf-8"))
-        return facts
-
-    def pid(self, child: str) -> int:
-        return int((self.state_dir / "run" / f"{child}.pid").read_text(encoding="ascii"))
-
-
-def eventually(condition: Callable[[], bool], why: Callable[[], str], within_s: float = 90.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
 
 
 def complete(facts: dict[str, Any]) -> str:
@@ -65,13 +30,6 @@ def complete(facts: dict[str, Any]) -> str:
     with urllib.request.urlopen(request, timeout=60) as answer:
         text: str = json.loads(answer.read())["choices"][0]["text"]
         return text
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module")
