@@ -18,6 +18,7 @@
     ├── Fenced                  this writer lost its lease or its epoch
     ├── EngineError             a request failed inside the engine
     ├── DeadlineExceeded
+    ├── WeightsChanged          the rest of an answer would come from other weights than its beginning
     ├── Quarantined             the request killed its worker too often
     └── ConfigError             a setting is missing or wrong; names the setting
         └── ModelLoadError      the model cannot be loaded as asked for
@@ -155,6 +156,13 @@ class Quarantined(HeadraceError):
     """The request was taken over too often; it probably kills its worker."""
 
     code = "quarantined"
+
+
+class WeightsChanged(HeadraceError):
+    """A half-written answer was left by a worker with other weights, and nobody with the old ones is there."""
+
+    code = "weights_changed"
+    retryable = True
 
 
 class ConfigError(HeadraceError):

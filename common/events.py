@@ -127,6 +127,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     resumed_from: int = 0
     prompt_tokens: int = 0
     queue_s: float = 0.0  # from arrival to this event
+    weights_fingerprint: str = ""  # of the worker's model: whoever continues must have the same
 
 
 class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prompt"):

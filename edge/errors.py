@@ -95,6 +95,7 @@ _TABLE: Final[dict[type[HeadraceError], _Row]] = {
     errors.Overloaded: _Row(429, "RateLimitError"),
     TenantLimitReached: _Row(429, "RateLimitError", retry=False),
     errors.EngineError: _Row(500, "InternalServerError", retry=True),
+    errors.WeightsChanged: _Row(503, "ServiceUnavailableError", retry=True),
     errors.Quarantined: _Row(500, "InternalServerError", retry=False),
     errors.ModelUnavailable: _Row(503, "ServiceUnavailableError"),
     Draining: _Row(503, "ServiceUnavailableError", retry=False),

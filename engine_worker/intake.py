@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from common.errors import HeadraceError, LogUnavailable
-from common.events import Cancel, CancelReason, Drain, Grammar, InboxEvent
+from common.events import Cancel, CancelReason, Drain, Grammar, InboxEvent, Tokens
 from common.telemetry.logging import get_logger
 from common.transport.records import Owned
 from engine_worker.handoff import Add, Commands
@@ -181,7 +181,9 @@ class Intake:
 
     def _refuse(self, owned: Owned, error: HeadraceError, now: float) -> None:
         """End a request that cannot be run at all, in its log."""
-        logged = Logged(events=tuple(recorded.event for recorded in owned.events))
+        events = tuple(recorded.event for recorded in owned.events)
+        num_tokens = sum(len(event.token_ids) for event in events if isinstance(event, Tokens))
+        logged = Logged(events=events, completion_tokens=num_tokens)
         live = LiveRequest(owned.request, owned.epoch, {}, logged, claimed_s=now)
         self._output.adopt(Resumed(live, ()))
         self._output.fail(live.request_id, error)

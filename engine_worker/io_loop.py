@@ -196,7 +196,7 @@ class IoLoop:
             ownership,
             output,
             self._step_loop.commands,
-            Resumer(served.tokenizer, self.name, card.max_model_len, self._next_seq_id),
+            Resumer(served.tokenizer, self.name, card.max_model_len, self._next_seq_id, card.weights_fingerprint),
             served.preparing,
             room=lambda: _room(card, output),
             reporting=self._reporting,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from common.errors import LogCorrupt, StreamGap
+from common.errors import LogCorrupt, StreamGap, WeightsChanged
 from common.events import (
     ChoiceFinished,
     Ended,
@@ -56,6 +56,7 @@ class _Replay:
     cached_tokens: dict[int, int] = field(default_factory=dict)  # by choice
     scored_prompts: set[int] = field(default_factory=set)
     first_token_s: float | None = None
+    weights_fingerprint: str = ""  # of whoever wrote the latest tokens
 
     def take(self, recorded: Recorded) -> None:
         match recorded.event:
@@ -69,7 +70,9 @@ class _Replay:
                 self._open(event.choice, recorded.n).finish_reason = event.finish_reason
             case PromptScored() as event:
                 self.scored_prompts.add(event.prompt_index)
-            case Started() | Milestone():
+            case Started() as event:
+                self.weights_fingerprint = event.weights_fingerprint
+            case Milestone():
                 pass
             case Ended() | Failed():
                 raise LogCorrupt(f"event {recorded.n} is terminal, yet the request was to be run")
@@ -84,8 +87,16 @@ class _Replay:
 class Resumer:
     """Makes runnable requests for one worker. Owned by the I/O loop."""
 
-    def __init__(self, tokenizer: Tokenizer, worker: str, max_model_len: int, next_seq_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        worker: str,
+        max_model_len: int,
+        next_seq_id: Callable[[], int],
+        weights_fingerprint: str = "",
+    ) -> None:
         """``next_seq_id``: numbers that are unique in this worker."""
+        self._weights_fingerprint = weights_fingerprint
         self._tokenizer = tokenizer
         self._worker = worker
         self._max_model_len = max_model_len
@@ -95,9 +106,18 @@ class Resumer:
         """``owned`` as a running request. Its first new event is `Started`; whatever the log already decides (a choice
         whose last token ended it, an end without `Ended`) follows at once.
 
-        Raises `LogCorrupt` (with `StreamGap`) when the log breaks its own rules.
+        Raises `LogCorrupt` (with `StreamGap`) when the log breaks its own rules, `WeightsChanged` when its tokens are
+        of another model than this worker's.
         """
         replay = _replay(owned)
+        is_open = len(replay.choices) < owned.request.num_choices or any(
+            choice.finish_reason is None for choice in replay.choices.values()
+        )
+        if replay.choices and is_open and replay.weights_fingerprint != self._weights_fingerprint:
+            raise WeightsChanged(
+                f"the answer was begun with weights {replay.weights_fingerprint[:12]}, "
+                f"this worker has {self._weights_fingerprint[:12]}"
+            )
         live, sequences = self._rebuild(owned, replay, now)
         live.emit(
             Started(
@@ -107,6 +127,7 @@ class Resumer:
                 resumed_from=owned.last_n,
                 prompt_tokens=sum(map(len, owned.request.prompts)),
                 queue_s=max(0.0, now - owned.request.arrival_s),
+                weights_fingerprint=self._weights_fingerprint,
             )
         )
         self._note_trivial_prompts(live, replay, now)

@@ -15,6 +15,7 @@ from common.errors import (
     Overloaded,
     Quarantined,
     UnsupportedParameter,
+    WeightsChanged,
 )
 from common.events import Failed
 
@@ -22,7 +23,7 @@ _KINDS: Final[dict[str, type[HeadraceError]]] = {
     kind.code: kind
     for kind in (
         ContextOverflow, DeadlineExceeded, EngineError, InvalidRequest, LogUnavailable, ModelUnavailable, Overloaded,
-        Quarantined, UnsupportedParameter,
+        Quarantined, UnsupportedParameter, WeightsChanged,
     )
 }  # fmt: skip
 

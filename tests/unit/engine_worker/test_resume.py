@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import LogCorrupt, StreamGap
+from common.errors import LogCorrupt, StreamGap, WeightsChanged
 from common.events import (
     ChoiceFinished,
     Ended,
@@ -19,6 +19,7 @@ from common.events import (
 )
 from common.request_state import fold
 from common.transport.records import Owned
+from engine_worker.resume import Resumer
 from tests.unit.engine_worker.text_world import Inside, fake_tokenizer, request, visible
 
 LONG_PROMPT = tuple(range(100, 170))
@@ -138,3 +139,24 @@ async def test_a_scored_prompt_is_scored_once() -> None:
 async def test_a_prompt_of_one_token_gets_its_empty_scores() -> None:
     events = await recorded(request(prompt=(5,), max_tokens=1, prompt_logprobs=0))
     assert [event.logprobs for event in events if isinstance(event, PromptScored)] == [(None,)]
+
+
+def test_an_answer_begun_with_other_weights_is_not_continued() -> None:
+    events = (
+        Started(epoch=1, t=1.0, worker="old", weights_fingerprint="0123"),
+        Tokens(epoch=1, t=1.1, choice=0, token_ids=(5,), text="x"),
+    )
+    owned = Owned(
+        request(max_tokens=9), 2, 2, tuple(Recorded(n, event) for n, event in enumerate(events, start=1)), None, 0, 0.0
+    )
+    with pytest.raises(WeightsChanged, match="begun with weights 0123"):
+        Resumer(fake_tokenizer(), "new", 100, iter(range(9)).__next__, "4567").resume(owned, now=2.0)
+    resumed = Resumer(fake_tokenizer(), "same", 100, iter(range(9)).__next__, "0123").resume(owned, now=2.0)
+    assert [sequence.output_token_ids() for sequence in resumed.sequences] == [(5,)]
+
+
+async def test_a_request_that_has_no_token_yet_may_run_on_other_weights() -> None:
+    inside = Inside()
+    inside.own(request(max_tokens=3), epoch=2, events=[Started(epoch=1, t=1.0, worker="old", weights_fingerprint="a")])
+    await inside.run()
+    assert isinstance(inside.log.streams[request().request_id][-1], Ended)
