@@ -36,6 +36,7 @@ from engine_worker.kernels.ops import (
     Weight,
 )
 from engine_worker.kernels.packing import GROUP, NativeLinear, WeightFormat
+from engine_worker.kernels.team_size import TeamSize
 
 MAX_HEAD_SIZE: Final = 256
 GATED: Final = {Activation.SILU: Epilogue.SILU_MUL, Activation.GELU_TANH: Epilogue.GELU_MUL}
@@ -70,7 +71,8 @@ class CpuOps:
 
     ``weight_format``: "auto" (dense weights as bf16, quantised ones as they are), "bf16", "int8", "int4" (dense weights
     are quantised; quantised ones keep their bits), or "fp32": everything fp32, the KV cache too. Activations are bf16,
-    or fp32 with "fp32". Raises KernelsUnavailable if this machine cannot run the kernels.
+    or fp32 with "fp32". ``num_threads`` is the most that is used, torch's number by default. Raises KernelsUnavailable
+    if this machine cannot run the kernels.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class CpuOps:
         self.weight_format = weight_format
         self.activation_dtype = torch.float32 if weight_format == "fp32" else torch.bfloat16
         self._is_bf16 = int(weight_format != "fp32")
-        self._threads = num_threads or torch.get_num_threads()
+        self._threads = num_threads or torch.get_num_threads()  # of the next call; chosen anew by run_layers
+        self._team_size = TeamSize(self._threads)
         self._native = declare_functions(load(build or BuildSettings()))
         self._arena = Arena()
         self._step: tuple[AttentionMetadata, StepStruct] | None = None
@@ -260,7 +263,11 @@ class CpuOps:
         for struct in layers.structs if layers.block_size != cache.block_size else ():
             struct.shape.block_size = cache.block_size
         layers.block_size = cache.block_size
-        self._native.layers(
+        num_tokens = x.shape[0]
+        if not num_tokens:
+            return
+        self._threads = self._team_size.choose(num_tokens)
+        seconds = self._native.layers(
             ADDRESS(layers.structs),
             len(layers.layers),
             self._step_address(meta),
@@ -271,6 +278,7 @@ class CpuOps:
             self._is_bf16,
             self._threads,
         )
+        self._team_size.report(num_tokens, self._threads, seconds)
 
     @staticmethod
     def _is_unlike(a: DecoderLayer, b: DecoderLayer) -> bool:

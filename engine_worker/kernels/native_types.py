@@ -120,15 +120,15 @@ class NativeFunctions:
     norm: Callable[..., None]
     rope_write: Callable[..., None]
     attention: Callable[..., None]
-    layers: Callable[..., None]
+    layers: Callable[..., float]  # seconds it took
 
 
 def declare_functions(library: ctypes.CDLL) -> NativeFunctions:
     """The library's functions with their argument types."""
 
-    def function(name: str, *types: Any) -> Callable[..., None]:
+    def function(name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
         f = library[name]
-        f.argtypes, f.restype = types, None
+        f.argtypes, f.restype = types, result
         return f
 
     return NativeFunctions(
@@ -136,5 +136,5 @@ def declare_functions(library: ctypes.CDLL) -> NativeFunctions:
         norm=function("headrace_norm", P, P, F32, I64, I64, P),
         rope_write=function("headrace_rope_write", P, P, P, P, P, P, I64, I64),
         attention=function("headrace_attention", P, P, P, P, P, P, I64, I64),
-        layers=function("headrace_layers", P, I64, P, P, P, P, I64, I64, I64),
+        layers=function("headrace_layers", P, I64, P, P, P, P, I64, I64, I64, result=ctypes.c_double),
     )

@@ -5,6 +5,8 @@
 // (microkernels.h), softmax over fixed chunks folded in order (attention.h), and no fast-math.
 //
 // `is_bf16` is the activations' type: bf16, or else fp32. All pointers are to contiguous memory of the caller.
+#include <chrono>
+
 #include "layers.h"
 
 using namespace headrace;
@@ -71,10 +73,13 @@ void headrace_attention(const Shape* s, const Step* step, const void* qkv, void*
 }
 
 // All layers of a decoder; x fp32 [tokens][D] is changed in place. K of layer i begins at k + i * kv_stride bytes.
-void headrace_layers(const Layer* layers, int64_t num_layers, const Step* step, float* x, void* k, void* v, int64_t kv_stride,
+// Returns the seconds it took: the caller may have to wait for the GIL before it can look at a clock.
+double headrace_layers(const Layer* layers, int64_t num_layers, const Step* step, float* x, void* k, void* v, int64_t kv_stride,
                      int64_t is_bf16, int64_t threads) {
   const auto call = is_bf16 ? run_layers<bf16> : run_layers<float>;
+  const auto start = std::chrono::steady_clock::now();
   call(layer_scratch, layers, num_layers, *step, x, (char*)k, (char*)v, kv_stride, (int)threads);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // extern "C"
