@@ -260,6 +260,13 @@ class CpuOps:
     def run_layers(self, x: Tensor, layers: NativeLayers, cache: KvCache, meta: AttentionMetadata) -> None:
         assert isinstance(cache, CpuKvCache)
         _check(x, torch.float32, layers.width)
+        shape = layers.layers[0].shape
+        if (len(layers.layers), shape.num_kv_heads, shape.head_size) != (
+            len(cache.keys),
+            cache.num_kv_heads,
+            cache.head_size,
+        ):
+            raise ValueError("the layers' number, KV heads or head size are not those of the cache")
         for struct in layers.structs if layers.block_size != cache.block_size else ():
             struct.shape.block_size = cache.block_size
         layers.block_size = cache.block_size
@@ -318,11 +325,11 @@ class CpuOps:
         return ADDRESS(self._step[1])
 
     def _shape_address(self, shape: AttentionShape, cache: CpuKvCache) -> int:
-        key = (id(shape), id(cache))
+        if (shape.num_kv_heads, shape.head_size) != (cache.num_kv_heads, cache.head_size):
+            raise ValueError("the attention's KV heads or head size are not those of the cache")
+        key = (id(shape), cache.block_size)
         known = self._shapes.get(key)
         if known is None:
-            if (shape.num_kv_heads, shape.head_size) != (cache.num_kv_heads, cache.head_size):
-                raise ValueError("the attention's KV heads or head size are not those of the cache")
             known = self._shapes[key] = (shape, ShapeStruct.of(shape, cache.block_size))
         return ADDRESS(known[1])
 

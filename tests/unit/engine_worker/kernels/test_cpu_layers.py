@@ -143,3 +143,18 @@ def test_layers_of_different_sizes_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="alike"):
         ops.pack_layers([a, narrow])
+
+
+def test_a_cache_of_another_shape_is_refused() -> None:
+    ops = native_ops("bf16")
+    world = world_of(ops, 5)
+    layers = make_layers(ops, world, [None, None], post_norms=False)
+    meta = metadata(world, [Piece(0, 0, 5)])
+    qkv = torch.zeros(5, 8 * 32, dtype=torch.bfloat16)
+    for num_layers, kv_heads, head_size in ((1, 2, 32), (2, 1, 32), (2, 2, 64)):
+        cache = ops.allocate_kv(num_layers, 4, 32, kv_heads, head_size)
+        with pytest.raises(ValueError, match="not those of the cache"):
+            ops.run_layers(torch.zeros(5, HIDDEN), ops.pack_layers(layers), cache, meta)
+        if num_layers == 2:
+            with pytest.raises(ValueError, match="not those of the cache"):
+                ops.attention(qkv, cache, 0, meta, layers[0].shape)
