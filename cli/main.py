@@ -27,8 +27,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "worker": Command("cli.worker", "one engine worker: a model, fed from the log"),
     "model import": Command("cli.model_import", "bring a model into a directory that a worker loads fast"),
     "inspect": Command("cli.inspect", "what happened to a request, from its events"),
+    "replay": Command("cli.replay", "run a request again and compare it with its log, token for token"),
     "tail": Command("cli.tail", "everything that happens, event by event"),
     "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did"),
+    "bench engine": Command("cli.bench.engine", "the engine by itself: no HTTP, no log"),
+    "bench step": Command("cli.bench.step", "where the time of one engine step goes"),
 }
 
 EXIT_FAILED: Final = 1

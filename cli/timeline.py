@@ -118,7 +118,9 @@ def _decode_line(run: Sequence[Recorded], submitted_s: float) -> Line:
     pace = f", {1000 * span_s / (len(run) - 1):.1f} ms apart" if len(run) > 1 else ""
     longest = max((b.event.t - a.event.t for a, b in itertools.pairwise(run)), default=0.0)
     pause = f", longest pause {1000 * longest:.0f} ms" if len(run) > 1 else ""
-    return Line(first.n, last.n, first.event.t - submitted_s, f"decode: {count} tokens{pace}{pause}: {_quoted(text)}")
+    choices = {item.event.choice for item in run if isinstance(item.event, Tokens)}
+    what = f": {_quoted(text)}" if len(choices) == 1 else f" of {len(choices)} choices"
+    return Line(first.n, last.n, first.event.t - submitted_s, f"decode: {count} tokens{pace}{pause}{what}")
 
 
 def _quoted(text: str, most: int = 60) -> str:

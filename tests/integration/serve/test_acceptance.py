@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import socket
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from openai import AsyncOpenAI
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
 from common.telemetry.trace_ids import trace_id_of
+from common.transport import EmbeddedServer, EmbeddedSettings
 from tests.demo_model import demo_model_dir
-from tests.integration.serve.served import Served, eventually
+from tests.integration.serve.served import ROOT, Served, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
 
@@ -141,6 +144,40 @@ async def test_one_trace_shows_a_request_over_edge_queue_and_worker(client: Asyn
     assert spans["process request"]["attributes"]["gen_ai.usage.output_tokens"] == raw.parse().usage.completion_tokens  # type: ignore[union-attr]
     for span in spans.values():
         assert span["start"] <= span["end"]
+
+
+async def test_a_request_is_inspected_and_replayed_from_its_events_alone(served: Served, client: AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Tell me about rivers."}],
+        max_tokens=24,
+        temperature=0.9,
+        seed=7,
+    )
+    request_id, text = raw.headers["x-request-id"], raw.parse().choices[0].message.content or "?"
+    served.process.terminate()  # the rest needs neither workers nor edges
+    served.process.wait(60)
+    log = EmbeddedServer.start(EmbeddedSettings(data_dir=served.state_dir / "log"))
+    try:
+        environ = {**os.environ, "HEADRACE_REDIS_URL": log.url}
+        shown = await headrace(environ, "inspect", request_id)
+        assert "first token" in shown
+        assert shown.rstrip("\n").endswith(text)
+        exact = ("--dtype", "float32", "--quantization", "none", "--kv-cache-memory-bytes", str(1 << 30))
+        replayed = await headrace(environ, "replay", request_id, str(demo_model_dir()), *exact)
+        assert "the same as recorded" in replayed
+        assert "identical: 24 tokens in 1 choices" in replayed
+    finally:
+        log.stop()
+
+
+async def headrace(environ: dict[str, str], *argv: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli", *argv, stdout=asyncio.subprocess.PIPE, env=environ, cwd=ROOT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
 
 
 _SPANS = {"validate", "render", "submit", "relay", "process request", "queue", "prefill", "decode", "publish"}
