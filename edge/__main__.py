@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from common.config import Settings, load_or_exit
-from common.errors import ConfigError
+from common.errors import ConfigError, LogUnavailable
 from common.telemetry.logging import configure_logging, get_logger
 from common.telemetry.settings import FederationSettings, TelemetrySettings
 from common.telemetry.tracing import Tracing
-from common.transport import RedisSettings
+from common.transport import LogClient, RedisSettings
 from edge.app import EdgeSettings, create_app
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
 from edge.lifecycle import Lifecycle
 from edge.server import EdgeServer, address_of, bind
 
 EXIT_CONFIG: Final = 2
+RECONNECT_PAUSE_S: Final = 1.0
 GROUPS: Final[tuple[type[Settings], ...]] = (
     HttpSettings,
     ApiSettings,
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
     logger = get_logger("edge")
     logger.info("settings", **loaded.given())
     try:
+        asyncio.run(wait_for_log(settings.redis))
         with bind(settings.http) as sock:
             tracing = Tracing.configure("edge", address_of(sock), loaded[TelemetrySettings])
             lifecycle = Lifecycle()
@@ -58,6 +61,20 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
         logger.error("configuration", error=error.message)
         return EXIT_CONFIG
     return 0 if server.started else 1
+
+
+async def wait_for_log(settings: RedisSettings) -> None:
+    """An edge may be started before its log; nothing listens until it is there. Raises `ConfigError`."""
+    logger = get_logger("edge")
+    while True:
+        try:
+            log = await LogClient.open(settings)
+        except LogUnavailable as error:
+            logger.warning("waiting for the log", error=error.message)
+            await asyncio.sleep(RECONNECT_PAUSE_S)
+        else:
+            await log.close()
+            return
 
 
 if __name__ == "__main__":

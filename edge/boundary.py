@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -50,7 +51,7 @@ class ErrorBoundary:
         try:
             if context.refusal is not None:
                 raise context.refusal
-            with self._occupancy.request():
+            with nullcontext() if context.is_probe else self._occupancy.request():
                 await self._app(scope, receive, watched)
         except ClientGone:
             context.outcome.setdefault("outcome", "cancelled")

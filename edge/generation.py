@@ -77,11 +77,15 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
         admission = _admission(services, context, delivery, request, is_stream=bool(body.stream))
         started = time.perf_counter()
         with services.tracing.span("render"):
-            translated = await services.in_thread(lambda: endpoint.translate(body, model, admission, _limits(services)))
+            translated, fingerprint = await services.in_thread(
+                lambda: (
+                    endpoint.translate(body, model, admission, _limits(services)),
+                    hashlib.sha256(endpoint.name.encode() + b"\n" + raw).hexdigest(),
+                )
+            )
         services.metrics.render_seconds.observe(time.perf_counter() - started)
         if translated.ignored:
             context.outcome["ignored_parameters"] = list(translated.ignored)[:20]
-        fingerprint = hashlib.sha256(endpoint.name.encode() + b"\n" + raw).hexdigest()
         spec, reader = await _admit(services, context, translated, delivery, endpoint, fingerprint)
         undo.callback(reader.close)
         answer = _Answer(services, context, spec, model.tokenizer, reader, delivery)

@@ -146,6 +146,8 @@ class Relay:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._refresh_s)
+            if not self._followers:
+                continue
             try:
                 await self._reading.keep_alive(list(self._followers))
             except LogUnavailable:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 STATUS_CLIENT_GONE: Final = 499  # for logs and metrics: nobody was there to be answered
 UNMATCHED: Final = "unmatched"
-PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})  # neither traced nor counted
+# Neither traced nor counted, and answered by a server that is full.
+PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 _IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -49,6 +50,7 @@ class RequestContext:
     tenant: str
     refusal: HeadraceError | None  # why it must not be served; raised behind the CORS headers
     is_idempotent: bool
+    is_probe: bool
     arrival_s: float  # unix time
     started: float  # monotonic
     span: Span | None = None
@@ -98,8 +100,9 @@ class RequestIdentity:
         path = scope["path"].removeprefix(self._root_path)
         context = scope[_CONTEXT] = self._identify(scope["method"], path, headers)
         answer = _Answer(send, context)
-        with request_context(context.request_id, trace=headers, client_request_id=context.label or None):
-            if path in PROBES:
+        label = {"client_request_id": context.label} if context.label else {}
+        with request_context(context.request_id, trace=headers, **label):
+            if context.is_probe:
                 await self._app(scope, receive, answer.send)
                 return
             with self._tracing.request(scope["method"], context.request_id, headers) as span:
@@ -129,6 +132,7 @@ class RequestIdentity:
             tenant=tenant,
             refusal=refusal,
             is_idempotent=key is not None,
+            is_probe=path in PROBES,
             arrival_s=time.time(),
             started=time.perf_counter(),
         )
@@ -140,6 +144,7 @@ class RequestIdentity:
         self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._metrics.http_duration.labels(handler, method).observe(seconds)
         self._metrics.http_duration_fine.observe(seconds)
+        self._metrics.http_request_size.labels(handler).observe(_announced_size(scope))
         self._metrics.http_response_size.labels(handler).observe(answer.num_bytes)
         if context.span is not None:
             context.span.update_name(f"{method} {handler}")
@@ -177,9 +182,17 @@ class _Answer:
             headers["X-Request-Id"] = self._context.shown_id
             if self._context.label:
                 headers["X-Headrace-Request-Id"] = self._context.request_id
+            span = self._context.span.get_span_context() if self._context.span is not None else None
+            if span is not None and span.is_valid:
+                headers["traceresponse"] = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
         await self._send(message)
 
 
 def _handler(scope: Scope) -> str:
     """The route's template, never the path: paths are made up by clients."""
     return str(getattr(scope.get("route"), "path", UNMATCHED))
+
+
+def _announced_size(scope: Scope) -> int:
+    size = Headers(scope=scope).get("content-length", "0")
+    return int(size) if size.isdigit() else 0

@@ -10,12 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from common.telemetry.tracing import Tracing
 from common.transport import RedisSettings
 from edge.config import ApiSettings, HttpSettings, LimitSettings
 from tests.integration.edge import letters_model
 from tests.integration.edge.running_edge import ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
+from tests.integration.edge.wire import until
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": letters_model.NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -198,3 +202,29 @@ async def test_a_proxys_path_prefix_is_taken_with_and_without(make_edge: Callabl
     await asyncio.to_thread(edge.start)
     for path in ("/v1/models", "/llm/v1/models"):
         assert (await call(edge, "GET", path)).status_code == 200
+
+
+async def test_at_the_limit_of_open_requests_probes_still_answer(
+    make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
+) -> None:
+    worker.steps.clear()
+    edge = await asyncio.to_thread(make_edge(limits=LimitSettings(max_connections=1)).start)
+    held = asyncio.create_task(call(edge, "POST", CHAT, json=HELLO))
+    await until(lambda: worker.seen)
+    assert (await call(edge, "GET", "/v1/models")).status_code == 429
+    assert (await call(edge, "GET", "/health")).status_code == 200
+    worker.steps.set()
+    assert (await held).status_code == 200
+
+
+async def test_a_trace_is_told_of_when_there_is_one(make_edge: Callable[..., ThreadedEdge]) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing.with_processor("edge", "test", SimpleSpanProcessor(exporter))
+    edge = await asyncio.to_thread(make_edge(tracing=tracing).start)
+    answer = await call(edge, "POST", CHAT, json=HELLO | {"stream": True})
+    trace_id = answer.headers["traceresponse"].split("-")[1]
+    assert trace_id == answer.headers["x-request-id"].partition("-")[2].replace("-", "")
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {f"POST {CHAT}", "validate", "render", "submit", "relay"}
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace_id}
+    assert (spans[f"POST {CHAT}"].attributes or {})["headrace.outcome"] == "ok"
