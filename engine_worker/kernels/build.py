@@ -2,6 +2,8 @@
 
 The library is plain C behind ctypes: no torch headers, so one build serves every torch version. It is compiled with
 OpenMP but linked without an OpenMP runtime, so that it binds to the one torch has loaded: one pool of threads.
+
+``python -m engine_worker.kernels.build`` compiles them ahead of time, for an image or a package.
 """
 
 from __future__ import annotations
@@ -153,3 +155,7 @@ def _expose_openmp() -> None:
     if not paths:
         raise KernelsUnavailable("torch has loaded no OpenMP runtime")
     ctypes.CDLL(min(paths), mode=ctypes.RTLD_GLOBAL)
+
+
+if __name__ == "__main__":
+    log.info("kernels_ready", path=str(build(BuildSettings())))

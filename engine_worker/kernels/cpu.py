@@ -6,7 +6,6 @@ Not safe for use by two threads at once: the engine thread owns it.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,14 +16,15 @@ from torch import Tensor
 from engine_worker.kernels import packing
 from engine_worker.kernels.build import BuildSettings, load
 from engine_worker.kernels.memory import Arena, map_bytes
+from engine_worker.kernels.native_layers import GATED, NativeLayers, native_layers
 from engine_worker.kernels.native_types import (
     ADDRESS,
     Epilogue,
-    LayerStruct,
     RopeStruct,
     ShapeStruct,
     StepStruct,
     declare_functions,
+    f32_address,
 )
 from engine_worker.kernels.ops import (
     Activation,
@@ -35,11 +35,10 @@ from engine_worker.kernels.ops import (
     PackedLinear,
     Weight,
 )
-from engine_worker.kernels.packing import GROUP, NativeLinear, WeightFormat
+from engine_worker.kernels.packing import GROUP, WeightFormat
 from engine_worker.kernels.team_size import TeamSize
 
 MAX_HEAD_SIZE: Final = 256
-GATED: Final = {Activation.SILU: Epilogue.SILU_MUL, Activation.GELU_TANH: Epilogue.GELU_MUL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,6 @@ class CpuKvCache:
     layer_bytes: int
     keys: tuple[int, ...]  # address for each layer
     values: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class NativeLayers:
-    """Decoder layers as the kernels read them, and the tensors that keep them alive."""
-
-    structs: ctypes.Array[LayerStruct]
-    layers: tuple[DecoderLayer, ...]
-    width: int  # of the residual stream
-    block_size: int = 0  # of the cache last used: the structs name it
 
 
 class CpuOps:
@@ -118,7 +107,7 @@ class CpuOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
         rows, width = x.shape
-        self._native.norm(_f32(x), _f32(weight), eps, rows, width, out.data_ptr())
+        self._native.norm(f32_address(x), f32_address(weight), eps, rows, width, out.data_ptr())
         return out
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, linear: PackedLinear) -> Tensor:
@@ -154,7 +143,7 @@ class CpuOps:
         self._native.linear(
             linear.storage.address,
             x.data_ptr(),
-            _f32(norm_weight),
+            f32_address(norm_weight),
             eps,
             x.shape[0],
             out.data_ptr(),
@@ -252,10 +241,7 @@ class CpuOps:
     # ------------------------------------------------------------ whole layers
 
     def pack_layers(self, layers: Sequence[DecoderLayer]) -> NativeLayers:
-        if any(self._is_unlike(layers[0], layer) for layer in layers):
-            raise ValueError("the layers must be alike in their sizes")
-        structs = (LayerStruct * len(layers))(*(self._layer_struct(layer) for layer in layers))
-        return NativeLayers(structs, tuple(layers), layers[0].qkv.k)
+        return native_layers(layers)
 
     def run_layers(self, x: Tensor, layers: NativeLayers, cache: KvCache, meta: AttentionMetadata) -> None:
         assert isinstance(cache, CpuKvCache)
@@ -267,9 +253,7 @@ class CpuOps:
             cache.head_size,
         ):
             raise ValueError("the layers' number, KV heads or head size are not those of the cache")
-        for struct in layers.structs if layers.block_size != cache.block_size else ():
-            struct.shape.block_size = cache.block_size
-        layers.block_size = cache.block_size
+        layers.use_block_size(cache.block_size)
         num_tokens = x.shape[0]
         if not num_tokens:
             return
@@ -286,34 +270,6 @@ class CpuOps:
             self._threads,
         )
         self._team_size.report(num_tokens, self._threads, seconds)
-
-    @staticmethod
-    def _is_unlike(a: DecoderLayer, b: DecoderLayer) -> bool:
-        linears = ((a.qkv, b.qkv), (a.output, b.output), (a.gate_up, b.gate_up), (a.down, b.down))
-        return (a.shape.num_heads, a.shape.num_kv_heads, a.shape.head_size) != (
-            b.shape.num_heads,
-            b.shape.num_kv_heads,
-            b.shape.head_size,
-        ) or any((v.n, v.k) != (w.n, w.k) for v, w in linears)
-
-    def _layer_struct(self, layer: DecoderLayer) -> LayerStruct:
-        def norm(t: Tensor | None) -> int | None:
-            return None if t is None else _f32(t)
-
-        rope = RopeStruct(
-            _f32(layer.cos_sin), layer.cos_sin.shape[1], norm(layer.q_norm), norm(layer.k_norm), layer.norm_eps
-        )
-        return LayerStruct(
-            ShapeStruct.of(layer.shape, 0),
-            rope,
-            *(linear.storage.address for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-            norm(layer.attention_norm),
-            norm(layer.mlp_norm),
-            norm(layer.after_attention_norm),
-            norm(layer.after_mlp_norm),
-            layer.norm_eps,
-            GATED[layer.activation],
-        )
 
     def _qkv(self, qkv: Tensor, shape: AttentionShape) -> int:
         _check(qkv, self.activation_dtype, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size)
@@ -338,21 +294,11 @@ class CpuOps:
         known = self._ropes.get(key)
         if known is None:
             kept = (cos_sin, q_norm, k_norm)
-            norms = [None if t is None else _f32(t) for t in (q_norm, k_norm)]
-            known = self._ropes[key] = (kept, RopeStruct(_f32(cos_sin), cos_sin.shape[1], *norms, eps))
+            norms = [None if t is None else f32_address(t) for t in (q_norm, k_norm)]
+            known = self._ropes[key] = (kept, RopeStruct(f32_address(cos_sin), cos_sin.shape[1], *norms, eps))
         return ADDRESS(known[1])
-
-
-def _f32(t: Tensor) -> int:
-    """Address of a contiguous fp32 tensor. Raises ValueError for any other."""
-    if t.dtype is not torch.float32 or not t.is_contiguous():
-        raise ValueError(f"expected contiguous fp32, got {t.dtype} with strides {t.stride()}")
-    return t.data_ptr()
 
 
 def _check(t: Tensor, dtype: torch.dtype, width: int) -> None:
     if t.dtype is not dtype or t.shape[1] != width or not t.is_contiguous():
         raise ValueError(f"expected contiguous {dtype} of width {width}, got {t.dtype} {tuple(t.shape)}")
-
-
-__all__ = ["CpuKvCache", "CpuOps", "NativeLinear"]

@@ -9,11 +9,19 @@ from enum import IntEnum
 from typing import Any, Final, Self
 
 import torch
+from torch import Tensor
 
 from engine_worker.kernels.ops import AttentionMetadata, AttentionShape
 
 ADDRESS: Final = ctypes.addressof
 P, I64, F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def f32_address(t: Tensor) -> int:
+    """Address of a contiguous fp32 tensor. Raises ValueError for any other."""
+    if t.dtype is not torch.float32 or not t.is_contiguous():
+        raise ValueError(f"expected contiguous fp32, got {t.dtype} with strides {t.stride()}")
+    return t.data_ptr()
 
 
 class Epilogue(IntEnum):
