@@ -94,7 +94,11 @@ class EdgeProcess:
         self.process = subprocess.Popen([sys.executable, "-m", "edge"], env={**os.environ, **environ}, stderr=self._log)
 
     def start(self) -> EdgeProcess:
-        wait_for(f"{self.url}/ready")
+        try:
+            wait_for(f"{self.url}/ready")
+        except AssertionError as error:
+            self.process.kill()
+            raise AssertionError(f"{error}; exit status and log: {self.wait()}") from error
         return self
 
     def terminate(self) -> None:
