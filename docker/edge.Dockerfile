@@ -8,6 +8,7 @@ RUN pip install --constraint constraints.txt ".[edge]" && useradd --system --uid
 WORKDIR /home/headrace
 USER 10001
 
+ENV HEADRACE_HOST=0.0.0.0
 EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=2)"]

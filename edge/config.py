@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, SecretStr
 
@@ -12,7 +12,7 @@ from common.config import Flags, Settings
 class HttpSettings(Settings):
     """Where the edge listens."""
 
-    host: str = Field("0.0.0.0", description="Address to listen on.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all of this machine.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
     uds: str = Field("", description="Unix socket to listen on instead of host and port.")
     root_path: str = Field("", description="Path prefix under which a proxy shows this server, such as /llm.")
@@ -35,8 +35,8 @@ class ApiSettings(Settings):
         (), description="Origins of browser applications; * allows all."
     )
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
-    api_mode: Literal["strict", "compat"] = Field(
-        "compat", description="compat ignores parameters that are not supported; strict refuses them with 400."
+    compat: bool = Field(
+        False, description="Ignore (log and count) parameters that are not supported; otherwise they are refused, 400."
     )
     served_model_default: str = Field(
         "", description="Model of requests that name none; empty: the only model there is, else 400."

@@ -258,7 +258,7 @@ def _admission(
 def _limits(services: Services) -> TranslationLimits:
     limits = services.limits
     return TranslationLimits(
-        compat=services.api.api_mode == "compat",
+        compat=services.api.compat,
         max_choices=limits.max_choices,
         max_prompts=limits.max_prompts,
         max_logprobs=limits.max_logprobs,

@@ -1,0 +1,1 @@
+"""Small programs to copy from; each is run by a test."""
