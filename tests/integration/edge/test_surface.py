@@ -224,6 +224,7 @@ async def test_a_trace_is_told_of_when_there_is_one(make_edge: Callable[..., Thr
     answer = await call(edge, "POST", CHAT, json=HELLO | {"stream": True})
     trace_id = answer.headers["traceresponse"].split("-")[1]
     assert trace_id == answer.headers["x-request-id"].partition("-")[2].replace("-", "")
+    await until(lambda: len(exporter.get_finished_spans()) == 5)  # the last one ends after the answer was read
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {f"POST {CHAT}", "validate", "render", "submit", "relay"}
     assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace_id}
