@@ -1,0 +1,140 @@
+"""``python -m tests.faults.chaos --seconds 600 --seed 1``: faults and traffic for as long as asked, then the figures.
+
+Exit code 1 when a promise was broken; each break is printed. ``--keep`` keeps the logs of all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from engine_worker.config import LeaseSettings
+from tests.faults.audit import Findings, audit
+from tests.faults.client import Transcript
+from tests.faults.deployment import Deployment
+from tests.faults.injector import KINDS, Injector
+from tests.faults.traffic import Traffic, undisturbed
+
+FSYNC = {"standard": "everysec", "strict": "always"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. ``every_s``: mean time between faults."""
+
+    seconds: float
+    seed: int
+    durability: str = "strict"
+    concurrency: int = 6
+    every_s: float = 3.0
+    edges: int = 2
+    workers: int = 2
+    lease_s: float = float(LeaseSettings().lease_ttl_s)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run has shown."""
+
+    plan: Plan
+    findings: Findings
+    injector: Injector
+    transcripts: Sequence[Transcript]
+    took_s: float
+
+    def pauses(self, kind: str) -> list[float]:
+        """Seconds without output, of each stream whose worker had this fault."""
+        hurt = {fault.name for fault in self.injector.faults if fault.kind == kind}
+        return sorted(t.pause_s for t in self.findings.takeovers if t.pause_s is not None and t.from_worker in hurt)
+
+    def lines(self) -> list[str]:
+        """The figures, as a table."""
+        found, counts = self.findings, self.injector.counts
+        rows = [
+            ("duration, seed, durability", f"{self.took_s:.0f} s, {self.plan.seed}, {self.plan.durability}"),
+            ("requests accepted", str(found.accepted)),
+            ("… ended, of these cancelled on purpose; failed", f"{found.ended}, {found.cancelled}; {found.failed}"),
+            ("tokens in the log", str(found.tokens)),
+            ("answers compared with the undisturbed ones", str(found.checked_answers)),
+            ("readers that resumed on a new connection", str(found.resumed_readers)),
+            ("takeovers of a running request", str(len(found.takeovers))),
+            *((kind, str(counts[kind])) for kind in KINDS),
+            ("lost", str(found.lost)),
+            ("events seen twice", str(found.repeated)),
+            ("promises broken, in all", str(len(found.wrong))),
+            *((f"pause, {kind}: p50, p99, max", _percentiles(self.pauses(kind))) for kind in KINDS[:2]),
+        ]
+        return ["| figure | value |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
+
+
+def _percentiles(pauses: list[float]) -> str:
+    if len(pauses) < 2:
+        return f"{len(pauses)} streams"
+    cuts = statistics.quantiles(pauses, n=100, method="inclusive")
+    return f"{statistics.median(pauses):.2f}, {cuts[98]:.2f}, {pauses[-1]:.2f} s ({len(pauses)} streams)"
+
+
+async def run(plan: Plan, directory: Path) -> Outcome:
+    """One whole run in ``directory``."""
+    rng = Random(plan.seed)
+    common = {"durability": plan.durability, "reader_timeout_s": 5.0, "retention_s": 3 * 3600}
+    deployment = await Deployment.open(
+        directory,
+        edges=plan.edges,
+        workers=plan.workers,
+        fsync=FSYNC[plan.durability],
+        worker={**common, "lease_ttl_s": plan.lease_s, "max_takeovers": 3},
+        edge=common,
+    )
+    try:
+        expected = await undisturbed(deployment)
+        injector = Injector(deployment, Random(rng.random()), every_s=plan.every_s, lease_s=plan.lease_s)
+        traffic = Traffic(injector, Random(rng.random()), concurrency=plan.concurrency)
+        began = time.monotonic()
+        faults = asyncio.create_task(injector.run())
+        await traffic.run_for(plan.seconds)
+        await injector.stop()
+        await faults
+        took_s = time.monotonic() - began
+        findings = await audit(deployment, traffic.transcripts, expected)
+        return Outcome(plan, findings, injector, traffic.transcripts, took_s)
+    finally:
+        await deployment.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--durability", choices=sorted(FSYNC), default="strict")
+    parser.add_argument("--concurrency", type=int, default=6)
+    parser.add_argument("--every-s", type=float, default=3.0, help="mean time between faults")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="keep the logs of all processes")
+    given = vars(parser.parse_args())
+    keep = given.pop("keep")
+    directory = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+    try:
+        outcome = asyncio.run(run(Plan(**given), directory))
+    finally:
+        if keep:
+            print(f"logs: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    print("\n".join(outcome.lines()))
+    for line in outcome.findings.wrong:
+        print("BROKEN", line)
+    return 1 if outcome.findings.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Faults on a seeded schedule. Another process of the kind always works, so that what is measured is the failover."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+
+from tests.faults.deployment import START_S, Deployment, Process
+
+KINDS = ("worker killed", "worker frozen", "worker stopped", "edge killed", "edge stopped", "server killed")
+_WEIGHTS = (5, 3, 2, 3, 2, 2)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happened to whom, and when (monotonic seconds)."""
+
+    kind: str
+    name: str
+    at: float
+
+
+class Injector:
+    """Hurts one process after another; start `run` as a task and end it with `stop`."""
+
+    def __init__(self, deployment: Deployment, rng: Random, *, every_s: float, lease_s: float) -> None:
+        self.faults: list[Fault] = []
+        self._deployment = deployment
+        self._rng = rng
+        self._every_s = every_s
+        self._lease_s = lease_s
+        self._ready: set[str] = {process.name for process in (*deployment.workers, *deployment.edges)}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
+        self._actions: dict[str, Callable[[], Awaitable[None]]] = {
+            "worker killed": lambda: self._kill(self._deployment.workers),
+            "worker frozen": self._freeze,
+            "worker stopped": lambda: self._stop(self._deployment.workers),
+            "edge killed": lambda: self._kill(self._deployment.edges),
+            "edge stopped": lambda: self._stop(self._deployment.edges),
+            "server killed": self._kill_server,
+        }
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(fault.kind for fault in self.faults)
+
+    def edges(self) -> list[Process]:
+        """Those a balancer would send clients to; some may have died a moment ago."""
+        return [edge for edge in self._deployment.edges if edge.name in self._ready]
+
+    async def run(self) -> None:
+        """Each kind once in random order, then by weight, until `stop`."""
+        first = self._rng.sample(KINDS, len(KINDS))
+        while not self._is_over.is_set():
+            kind = first.pop() if first else self._rng.choices(KINDS, _WEIGHTS)[0]
+            await self._actions[kind]()
+            pause = self._rng.uniform(0.4, 1.6) * self._every_s
+            try:
+                await asyncio.wait_for(self._is_over.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def stop(self) -> None:
+        """No more faults; everything that was started is ready afterwards."""
+        self._is_over.set()
+        await asyncio.gather(*self._starting)
+
+    async def _victim(self, among: list[Process]) -> Process:
+        """One that is ready, as soon as another one is, too."""
+
+        def ready() -> list[Process]:
+            return [process for process in among if process.name in self._ready]
+
+        await self._deployment.until(lambda: len(ready()) > 1, START_S)
+        return self._rng.choice(ready())
+
+    def _note(self, kind: str, name: str) -> None:
+        self.faults.append(Fault(kind, name, time.monotonic()))
+
+    async def _kill(self, among: list[Process]) -> None:
+        victim = await self._victim(among)
+        self._note(f"{victim.kind} killed", victim.name)
+        victim.kill()
+        self._deployment.remove(victim)
+        self._replace(victim)
+
+    async def _freeze(self) -> None:
+        """Longer than its lease, then it goes on as if nothing had been."""
+        victim = await self._victim(self._deployment.workers)
+        self._note("worker frozen", victim.name)
+        self._ready.discard(victim.name)
+        victim.signal(signal.SIGSTOP)
+        await asyncio.sleep(self._lease_s * self._rng.uniform(1.8, 3.0))
+        victim.signal(signal.SIGCONT)
+        self._ready.add(victim.name)
+
+    async def _stop(self, among: list[Process]) -> None:
+        """As a rolling restart: the new one is ready before the old one is told to end."""
+        victim = await self._victim(among)
+        replacement = self._start(victim.kind)
+        await self._until_ready(replacement)
+        self._note(f"{victim.kind} stopped", victim.name)
+        victim.signal(signal.SIGTERM)
+        self._ready.discard(victim.name)
+        self._deployment.remove(victim)
+        code = await victim.exit_code()
+        assert code == 0, f"{victim.name} stopped with {code}: {victim.log.read_text()[-2000:]}"
+
+    async def _kill_server(self) -> None:
+        self._note("server killed", "server")
+        self._deployment.server.kill()
+        await asyncio.sleep(self._rng.uniform(0.1, 1.5))
+        await asyncio.to_thread(self._deployment.server.start)
+
+    def _replace(self, victim: Process) -> None:
+        task = asyncio.create_task(self._until_ready(self._start(victim.kind)))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def _start(self, kind: str) -> Process:
+        return self._deployment.start_edge() if kind == "edge" else self._deployment.start_worker()
+
+    async def _until_ready(self, process: Process) -> None:
+        await self._deployment.ready(process)
+        self._ready.add(process.name)
