@@ -14,15 +14,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cli.bench.step import TakesAll
 from common.events import EngineRequest, FinishReason, SamplingParams, TokenLogprobs
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.tracing import Tracing
 from common.tokenization.tokenizer import Tokenizer
 from common.transport import (
     AdmissionLimits,
-    AppendItem,
-    AppendOutcome,
-    AppendStatus,
     EmbeddedServer,
     EmbeddedSettings,
     LogClient,
@@ -41,16 +39,6 @@ from engine_worker.step import SampledToken, StepResult
 from tests.demo_model import demo_model_dir
 
 MODEL = "bench"
-
-
-class NullLog:
-    """Takes everything at once: what is measured is our own work."""
-
-    async def append(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
-        return [AppendOutcome(i.request_id, AppendStatus.APPENDED, i.first_n - 1 + len(i.events)) for i in items]
-
-    async def release(self, request_id: str) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -118,7 +106,7 @@ async def bench(case: Case, log: Log, owned: list[Owned], steps: int, tokenizer:
         sequences += resumed.sequences
     cpu, wall = await measure(case, stage, reports, sequences, steps, text_tokens(tokenizer))
     count = steps * len(sequences)
-    where = "in memory" if isinstance(log, NullLog) else "with server"
+    where = "in memory" if isinstance(log, TakesAll) else "with server"
     print(f"{case.name:20} {where:12} {cpu / count * 1e6:7.2f} us CPU/token  {wall / steps * 1e3:7.2f} ms/step")
 
 
@@ -132,7 +120,7 @@ async def main() -> None:
     for case in CASES:
         ids = [f"0-{i}" for i in range(arguments.sequences)]
         owned = [Owned(r, 1, 0, (), None, 0, 0.0) for r in requests(case, ids, arguments.steps)]
-        await bench(case, NullLog(), owned, arguments.steps, tokenizer)
+        await bench(case, TakesAll(), owned, arguments.steps, tokenizer)
     server = None if arguments.redis else EmbeddedServer.start(EmbeddedSettings(data_dir="build/bench-output-stage"))
     try:
         url = arguments.redis or (server.url if server else "")

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ from pydantic import Field, SecretStr, field_validator
 from cli.bench.client import Target, send
 from cli.bench.figures import Figures, Objective, Outcome, summarise
 from cli.bench.report import table, timeline_svg
-from cli.bench.workload import Job, Lengths, Prose, arrivals
+from cli.bench.workload import WORKLOADS, Job, Lengths, Prose, WorkloadName, arrivals
 from common.config import Flags, Settings, load
 from common.errors import ConfigError
 
@@ -37,6 +37,9 @@ class BenchServeSettings(Settings):
     bench_model: Annotated[str, Flags(("--model",))] = Field("", description="Model name; empty: the first one listed.")
     bench_api_key: Annotated[SecretStr, Flags(("--api-key",))] = Field(SecretStr(""), description="Bearer token.")
     endpoint: Literal["chat", "completions"] = Field("chat", description="Which endpoint is called.")
+    workload: Literal["", WorkloadName] = Field(
+        "", description="A to E: concurrency, requests and lengths of docs/benchmarks.md in place of those below."
+    )
     concurrency: int = Field(8, ge=1, le=10_000, description="Requests in flight in a closed loop.")
     rate: float = Field(0.0, ge=0, description="Requests a second in an open loop; 0: closed loop.")
     burstiness: float = Field(1.0, gt=0, description="Shape of the gaps between arrivals: 1 Poisson, below 1 bursts.")
@@ -79,17 +82,25 @@ class BenchServeSettings(Settings):
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    settings = load([BenchServeSettings], argv, prog=prog, description=(__doc__ or "").strip())[BenchServeSettings]
+    given = load([BenchServeSettings], argv, prog=prog, description=(__doc__ or "").strip())[BenchServeSettings]
+    settings = settled(given)
     figures, outcomes, target = asyncio.run(run(settings))
     title = f"{target.model} at {settings.url}, " + (
         f"{settings.rate:g} requests/s" if settings.rate else f"concurrency {settings.concurrency}"
     )
-    print(table(title, figures))
+    print(table(f"{settings.workload} {title}".strip(), figures))
     if settings.json_file is not None:
         settings.json_file.write_text(json.dumps(_as_json(settings, figures, outcomes), indent=1), encoding="utf-8")
     if settings.plot_file is not None:
         settings.plot_file.write_text(timeline_svg(title, outcomes), encoding="utf-8")
     return 1 if figures.num_errors else 0
+
+
+def settled(settings: BenchServeSettings) -> BenchServeSettings:
+    """``settings`` with those of the named workload, if there is one, in their places."""
+    if not settings.workload:
+        return settings
+    return settings.model_copy(update=asdict(WORKLOADS[settings.workload]))
 
 
 async def run(settings: BenchServeSettings) -> tuple[Figures, list[Outcome], Target]:

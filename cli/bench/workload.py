@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
-from typing import Final
+from typing import Final, Literal
 
 from tokenizers import Tokenizer
 
@@ -42,6 +43,27 @@ class Lengths:
 
     def draw(self, rng: random.Random) -> int:
         return rng.choice(self.choices) if self.choices else rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A closed loop under a name. ``prompt_tokens`` is the whole prompt; beside a system prompt, the user's part."""
+
+    concurrency: int
+    requests: int
+    prompt_tokens: str
+    output_tokens: str
+    system_tokens: int = 0
+
+
+WorkloadName = Literal["A", "B", "C", "D", "E"]
+WORKLOADS: Final[Mapping[WorkloadName, Workload]] = {
+    "A": Workload(1, 6, "128", "128"),
+    "B": Workload(8, 24, "128", "128"),
+    "C": Workload(32, 64, "128", "128"),
+    "D": Workload(16, 48, "64", "64", system_tokens=512),
+    "E": Workload(4, 8, "1500", "32"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.config import SchedulerSettings
+from engine_worker.kernels.ops import KvCache
 from engine_worker.runner.inputs import Prepared, StepInputs
 from engine_worker.runner.kv_tensors import KvCachePlan, allocate_kv
 from engine_worker.runner.loading import LoadedModel
@@ -49,6 +50,11 @@ class ModelRunner:
             block_tables=block_tables,
             device=model.device,
         )
+
+    @property
+    def cache(self) -> KvCache:
+        """The KV tensors, for those who measure with made-up contents."""
+        return self._cache
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
