@@ -103,11 +103,12 @@ class ModelSettings(Settings):
 class ComputeSettings(Settings):
     """On what the model is computed."""
 
-    backend: Literal["auto", "native", "torch"] = Field(
+    backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
-        description="native: our own CPU kernels; torch: plain torch; auto: native where it can serve the model.",
+        description="native: our own CPU kernels; triton: our own GPU kernels; torch: plain torch; auto: our own where"
+        " they can serve the model.",
     )
-    device: str = Field("cpu", description="Torch device; anything but cpu needs the torch backend.")
+    device: str = Field("auto", description="Torch device, such as cpu or cuda:0; auto: a GPU where there is one.")
     num_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
     )
@@ -117,7 +118,11 @@ class LeaseSettings(Settings):
     """How a worker shows that it lives."""
 
     lease_ttl_s: float = Field(
-        3.0, ge=0.5, le=300, description="A worker without a sign of life for so long loses its requests to others."
+        1.0,
+        ge=0.5,
+        le=300,
+        description="A worker without a sign of life for so long loses its requests to others. A stream whose worker "
+        "dies pauses for about 1.6 times as long.",
     )
     max_step_s: float = Field(
         60.0,
@@ -142,7 +147,11 @@ class WorkerSettings(Settings):
         False, description="Stop by handing requests over to other workers at once instead of finishing them."
     )
     max_takeovers: int = Field(
-        3, ge=1, le=100, description="A request taken from so many dead workers is quarantined as their likely killer."
+        3,
+        ge=1,
+        le=100,
+        description="A request taken from more than so many dead workers in a row, none of which brought it further, is "
+        "quarantined as their likely killer.",
     )
     max_output_backlog_steps: int = Field(
         64, ge=1, le=100_000, description="Steps whose results wait for the log before the engine pauses."

@@ -28,7 +28,7 @@ _NATIVE_BLOCK = 32  # a block size that the native kernels serve; others are ref
 class Backend:
     """Operators and what they compute in."""
 
-    name: Literal["native", "torch"]
+    name: Literal["native", "triton", "torch"]
     ops: Ops
     dtype: torch.dtype
     device: torch.device
@@ -46,25 +46,50 @@ def choose_backend(
 
     Sets the number of compute threads of this process. Raises `ConfigError` when what was asked for cannot be had.
     """
-    device = torch.device(settings.device)
+    device = _device(settings.device)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
-    if settings.backend != "torch" and device.type == "cpu":
-        try:
-            return _native(dtype, config, num_threads)
-        except (KernelsUnavailable, ValueError) as error:
-            if settings.backend == "native":
-                raise ConfigError(f"backend native cannot be used: {error}", param="backend") from error
-            log.warning("native_kernels_unavailable", reason=str(error), instead="torch")
-    elif settings.backend == "native":
-        raise ConfigError(f"backend native computes on the CPU, not on {device}", param="backend")
+    own = "native" if device.type == "cpu" else "triton"
+    wanted = own if settings.backend == "auto" else settings.backend
+    if wanted == "torch":
+        return _torch(dtype, device)
+    try:
+        return _native(dtype, config, num_threads, device) if wanted == "native" else _triton(dtype, device)
+    except (KernelsUnavailable, ImportError, ValueError) as error:
+        if settings.backend != "auto":
+            raise ConfigError(f"backend {wanted} cannot be used: {error}", param="backend") from error
+        log.warning("own_kernels_unavailable", backend=wanted, reason=str(error), instead="torch")
     return _torch(dtype, device)
 
 
-def _native(dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig, num_threads: int) -> Backend:
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {name!r} is not a torch device", param="device") from error
+
+
+def _native(
+    dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig, num_threads: int, device: torch.device
+) -> Backend:
+    if device.type != "cpu":
+        raise ValueError(f"it computes on the CPU, not on {device}")
     ops = CpuOps("fp32" if dtype == "float32" else "auto", num_threads=num_threads)
     ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
     return Backend("native", ops, ops.activation_dtype, torch.device("cpu"))
+
+
+def _triton(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Backend:
+    # Only here: triton is an extra, and importing it does not mean that a launch would work.
+    from engine_worker.kernels.gpu.launch import is_usable
+    from engine_worker.kernels.triton_ops import TritonOps
+
+    if not is_usable():
+        raise ValueError("there is no GPU with a driver")
+    chosen = torch.bfloat16 if dtype == "auto" else _DTYPES[dtype]
+    return Backend("triton", TritonOps(chosen, device), chosen, device)
 
 
 def _torch(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Backend:
