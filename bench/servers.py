@@ -1,0 +1,186 @@
+"""Servers to be compared: which of them this machine has, starting one, and ending it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cli.bench.machine import cpu_s
+from cli.serve import free_port
+
+_START_S: Final = 300.0
+_STOP_S: Final = 30.0
+_HOST: Final = "127.0.0.1"
+
+
+class ServerFailed(Exception):
+    """A server ended or did not answer in time; the text holds its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How to start one. ``command``: from a port and a directory of its own to the words of the command."""
+
+    name: str
+    command: Callable[[int, Path], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that has answered a request."""
+
+    url: str  # up to and including /v1
+    model: str
+    process_id: int
+    start_s: float  # from starting it to its first answer
+
+    def cpu_by_part(self) -> dict[str, float]:
+        """CPU seconds so far of the process and its descendants, by what they are."""
+        parts: dict[str, float] = {}
+        for process_id in descendants(self.process_id):
+            part = _part(process_id)
+            parts[part] = parts.get(part, 0.0) + cpu_s(process_id)
+        return parts
+
+
+def headrace(quantization: str, model_dir: Path) -> Server:
+    """``headrace serve`` as it is by default, with weights in one format: none (bf16), int8, int4."""
+
+    def command(port: int, directory: Path) -> list[str]:
+        options = ["--quantization", quantization, "--port", str(port), "--state-dir", str(directory)]
+        return [sys.executable, "-m", "cli.main", "serve", str(model_dir), *options]
+
+    return Server(f"headrace-{'bf16' if quantization == 'none' else quantization}", command)
+
+
+def peers(gguf: Path, hf_dir: Path | None) -> list[Server]:
+    """Those that are installed here. vLLM needs ``hf_dir``, a directory of safetensors."""
+    threads = str(len(os.sched_getaffinity(0)))
+    found = []
+    if binary := shutil.which("llama-server"):
+        found.append(Server("llama-server", lambda port, _: _llama_server(binary, gguf, port, threads)))
+    if all(map(_has, ("llama_cpp", "fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings"))):
+        found.append(Server("llama-cpp-python", lambda port, _: _llama_cpp_python(gguf, port, threads)))
+    if (vllm := shutil.which("vllm")) and hf_dir is not None:
+        found.append(Server("vllm-bf16", lambda port, _: _vllm(vllm, hf_dir, port)))
+    return found
+
+
+@contextmanager
+def running(server: Server, directory: Path) -> Iterator[Running]:
+    """Start ``server``, wait for its first answer, and end it with all its processes. Raises `ServerFailed`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port(_HOST)
+    url = f"http://{_HOST}:{port}/v1"
+    log = directory / "output.log"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    started = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command(port, directory),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environ,
+        )
+    try:
+        model = _first_answer(process, url, log)
+        yield Running(url, model, process.pid, time.perf_counter() - started)
+    finally:
+        _end(process)
+
+
+def descendants(process_id: int) -> list[int]:
+    """A process and all below it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # ended meanwhile
+        children.setdefault(parent, []).append(int(entry.name))
+    found = [process_id]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def post(url: str, body: Mapping[str, Any]) -> Any:
+    """JSON of a 200. Raises OSError (with HTTP errors) and ValueError."""
+    request = urllib.request.Request(
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def get(url: str) -> str:
+    """Body of a 200. Raises OSError."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        body: bytes = answer.read()
+        return body.decode()
+
+
+def _first_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> str:
+    deadline = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            model: str = json.loads(get(f"{url}/models"))["data"][0]["id"]
+            post(f"{url}/completions", {"model": model, "prompt": "Hello", "max_tokens": 1})
+        except (urllib.error.URLError, OSError, ValueError, LookupError):
+            time.sleep(0.1)
+        else:
+            return model
+    raise ServerFailed(f"no answer from {url}: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _part(process_id: int) -> str:
+    try:
+        words = Path(f"/proc/{process_id}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return "ended"
+    known = {"engine_worker": "worker", "-m edge": "edge", "valkey-server": "log", "redis-server": "log"}
+    return next((part for word, part in known.items() if word in words), "server")
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _llama_server(binary: str, gguf: Path, port: int, threads: str) -> list[str]:
+    options = ["-c", "65536", "-np", "32", "--cont-batching", "-t", threads, "-tb", threads]
+    return [binary, "-m", str(gguf), "--host", _HOST, "--port", str(port), *options]
+
+
+def _llama_cpp_python(gguf: Path, port: int, threads: str) -> list[str]:
+    options = ["--n_ctx", "4096", "--n_threads", threads, "--n_threads_batch", threads]
+    where = ["--host", _HOST, "--port", str(port)]
+    return [sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), *where, *options]
+
+
+def _vllm(binary: str, hf_dir: Path, port: int) -> list[str]:
+    options = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64", "--enable-prefix-caching"]
+    return [binary, "serve", str(hf_dir), "--host", _HOST, "--port", str(port), *options]
