@@ -152,7 +152,11 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Milestone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="milestone"):
-    """An internal event for the timeline; relays skip it. ``what``: prefill_chunk, preempted, resumed, handed_over."""
+    """An internal event for the timeline; relays skip it.
+
+    ``what``: prefill_chunk, preempted, resumed, handed_over; held_back and let_in (a request whose workers died more
+    than once waits until it can run without others of that kind beside it).
+    """
 
     epoch: int
     t: float

@@ -18,6 +18,7 @@ from engine_worker.output_stage import OutputStage
 from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumed, Resumer
 from engine_worker.sequence import Sequence
+from engine_worker.suspects import SUSPECT_STRIKES, Suspects
 
 log: Final = get_logger(__name__)
 
@@ -69,6 +70,7 @@ class Intake:
         self._preparing = preparing
         self._room = room
         self._reporting = reporting
+        self._suspects = Suspects(output, commands)
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._cancelled_early: dict[str, CancelReason] = {}
         self.on_drain: Callable[[bool], None] = lambda handover: None
@@ -121,6 +123,10 @@ class Intake:
             ]
             for request_id in late:
                 self._output.cancel(request_id, CancelReason.DEADLINE)
+
+    async def let_in_forever(self) -> None:
+        """Begin held suspects, one after another."""
+        await self._suspects.let_in_forever()
 
     def drop_starting(self) -> list[str]:
         """Forget the requests that wait for their grammar; their ids, for handing them back."""
@@ -177,7 +183,10 @@ class Intake:
                 self._preparing.prepare(sequence)
                 if sequence.num_output_tokens:
                     self._reporting.computed_again(sequence.num_tokens)
-            self._commands.put(Add(resumed.live.request_id, resumed.sequences))
+            if owned.strikes >= SUSPECT_STRIKES:
+                self._suspects.admit(resumed)
+            else:
+                self._commands.put(Add(resumed.live.request_id, resumed.sequences))
 
     def _refuse(self, owned: Owned, error: HeadraceError, now: float) -> None:
         """End a request that cannot be run at all, in its log."""

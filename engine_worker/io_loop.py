@@ -215,6 +215,7 @@ class IoLoop:
         rest = {
             asyncio.create_task(intake.read_inbox_forever(), name="inbox"),
             asyncio.create_task(intake.enforce_deadlines_forever(), name="deadlines"),
+            asyncio.create_task(intake.let_in_forever(), name="let in"),
             asyncio.create_task(self._report_forever(parts), name="report"),
         }
         every = {writer, claims, takeovers, stop, *rest}

@@ -88,8 +88,13 @@ class LiveRequest:
         return self.num_acknowledged < len(self.events)
 
     @property
+    def is_logged(self) -> bool:
+        """Whether the log has acknowledged everything so far."""
+        return not self._fresh and not self.has_unlogged
+
+    @property
     def is_logged_to_the_end(self) -> bool:
-        return self.is_over and not self._fresh and not self.has_unlogged
+        return self.is_over and self.is_logged
 
     @property
     def usage(self) -> Usage:

@@ -92,6 +92,11 @@ class OutputStage:
             self._reporting.cancelled(reason)
             self._release_sequences(live)
 
+    def milestone(self, live: LiveRequest, what: str) -> None:
+        """An internal event for the timeline of a request that is held here."""
+        live.milestone(what, 0, time.time())
+        self._touch(live)
+
     def fail(self, request_id: str, error: HeadraceError) -> None:
         """End a request with an error. Unknown and ended ones are a no-op."""
         live = self.live.get(request_id)
@@ -118,8 +123,7 @@ class OutputStage:
         Raises `LogUnavailable`; others take over when the lease is gone.
         """
         for live in list(self.live.values()):
-            live.milestone("handed_over", 0, time.time())
-            self._touch(live)
+            self.milestone(live, "handed_over")
         await self._write_all()
         for live in list(self.live.values()):
             if await self._ownership.release(live.request_id):

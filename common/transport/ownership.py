@@ -218,7 +218,7 @@ class Ownership:
             case [3, n, payload, edges]:
                 self._held.pop(request_id, None)
                 await publish(self._client, [(edges, [Frame(request_id, n, payload)])])
-            case [1, epoch, length, spec, cancel, attempts, queued_ms]:
+            case [1, epoch, length, spec, cancel, attempts, queued_ms, strikes]:
                 try:
                     events = await read_all(self._client, request_id) if length else []
                     request = decode_request(spec)
@@ -227,9 +227,8 @@ class Ownership:
                     return
                 reason = CancelReason(cancel.decode()) if cancel else None
                 self._held[request_id] = epoch
-                owned.append(
-                    Owned(request, epoch, len(events), tuple(events), reason, attempts, max(queued_ms, 0) / 1000)
-                )
+                waited_s = max(queued_ms, 0) / 1000
+                owned.append(Owned(request, epoch, len(events), tuple(events), reason, attempts, waited_s, strikes))
             case _:
                 raise LogCorrupt(f"own answered {reply!r}")
 

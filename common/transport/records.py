@@ -61,7 +61,8 @@ class Owned:
 
     It replaces whatever the worker holds in memory of the same request: that belongs to an older epoch.
     ``events`` are 1..last_n of the log. ``cancel`` is set when somebody has asked for the end: the worker ends it.
-    ``attempts`` counts how often it was taken from a dead worker. ``queued_s`` is the time since submission.
+    ``attempts`` counts how often it was taken from a dead worker, ``strikes`` how often in a row without progress.
+    ``queued_s`` is the time since submission.
     """
 
     request: EngineRequest
@@ -71,6 +72,7 @@ class Owned:
     cancel: CancelReason | None
     attempts: int
     queued_s: float
+    strikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ class Process:
 class Deployment:
     """Start with `open`; `close` ends every process. ``edges`` and ``workers`` are those that were not removed."""
 
-    def __init__(self, directory: Path, *, fsync: str, worker: dict[str, object], edge: dict[str, object]) -> None:
+    def __init__(
+        self, directory: Path, *, fsync: str, worker: dict[str, object], edge: dict[str, object], worker_module: str
+    ) -> None:
         self.directory = directory
         self.server = Server(fsync=fsync)
         self.edges: list[Process] = []
@@ -77,6 +79,7 @@ class Deployment:
         self.reading: Reading
         self.registry: Registry
         self._settings = {"worker": worker, "edge": edge}
+        self._commands = {"edge": ("cli", "edge"), "worker": (worker_module,) if worker_module else ("cli", "worker")}
         self._started = {"worker": 0, "edge": 0}
         self._every: list[Process] = []
 
@@ -90,9 +93,11 @@ class Deployment:
         fsync: str = "everysec",
         worker: dict[str, object] | None = None,
         edge: dict[str, object] | None = None,
+        worker_module: str = "",
     ) -> Deployment:
-        """``worker`` and ``edge``: settings beside the usual ones, by field name."""
-        made = cls(directory, fsync=fsync, worker=worker or {}, edge=edge or {})
+        """``worker`` and ``edge``: settings beside the usual ones, by field name. ``worker_module``: what is run
+        instead of ``headrace worker``."""
+        made = cls(directory, fsync=fsync, worker=worker or {}, edge=edge or {}, worker_module=worker_module)
         try:
             tiny_model.write_tiny_model(directory / tiny_model.NAME)
             made.server.start()
@@ -175,7 +180,7 @@ class Deployment:
         }
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
         environ |= {f"HEADRACE_{field.upper()}": str(value) for field, value in given.items()}
-        command = [sys.executable, "-m", "cli", kind]
+        command = [sys.executable, "-m", *self._commands[kind]]
         process = Process(name, kind, port, self.directory / f"{name}.log", command, environ)
         among.append(process)
         self._every.append(process)

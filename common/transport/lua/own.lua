@@ -6,7 +6,9 @@
 --   {0}                          forget it: not this worker's, ended, or a leftover
 --   {2}                          carry on: the epoch held is the current one
 --   {3, n, payload, edges}       ended here with event n
---   {1, epoch, length, spec, cancel or '', attempts, ms since submission}
+--   {1, epoch, length, spec, cancel or '', attempts, ms since submission, strikes}
+-- Attempts count the takeovers from dead workers. Strikes count those in a row at which the dead worker had brought the
+-- request no further: whatever runs beside a request that kills its workers is not given up for it.
 if redis.call('GET', KEYS[1]) ~= ARGV[3] then return false end
 local group, worker, token = ARGV[1], ARGV[2], ARGV[3]
 local load, dead_letters = KEYS[2], KEYS[3]
@@ -21,6 +23,15 @@ local function fail(req, out, queue, epoch, code, message, edges)
   return {3, n, payload, edges}
 end
 
+-- What a dead worker's log of the request says of its guilt: the strikes after one more takeover.
+local function judged(out, strikes)
+  local last = redis.call('XREVRANGE', out, '+', '-', 'COUNT', 1)[1]
+  local event = last and cmsgpack.unpack(last[2][2]) or {}
+  if event.type == 'tokens' or event.type == 'choice' or event.type == 'prompt' then return 0 end
+  if event.type == 'milestone' and event.what == 'held_back' then return strikes end
+  return strikes + 1
+end
+
 local replies = {}
 for i = 1, (#KEYS - 7) / 2 do
   local a = 7 + 4 * (i - 1)
@@ -28,7 +39,7 @@ for i = 1, (#KEYS - 7) / 2 do
   local queue, req, out = KEYS[3 + tonumber(class)], KEYS[6 + 2 * i], KEYS[7 + 2 * i]
   local mine = redis.call('XPENDING', queue, group, qid, qid, 1, worker)
   local m = redis.call('HMGET', req, 'state', 'epoch', 'q', 'qid', 'attempts', 'owner', 'token', 'deadline', 'cancel',
-    'seen', 'grace', 'spec', 'submitted', 'edges')
+    'seen', 'grace', 'spec', 'submitted', 'edges', 'strikes')
   if #mine == 0 then
     replies[i] = {0}
   elseif not m[1] or m[1] == 'done' or m[3] ~= class or m[4] ~= qid then
@@ -38,12 +49,14 @@ for i = 1, (#KEYS - 7) / 2 do
   elseif known == m[2] and m[6] == worker and m[7] == token then
     replies[i] = {2}
   else
-    local epoch, attempts = tonumber(m[2]) + 1, tonumber(m[5])
+    local epoch, attempts, strikes = tonumber(m[2]) + 1, tonumber(m[5]), tonumber(m[15] or '0')
     -- Running elsewhere until now: its owner died. Running here: only our reply was lost.
     if m[1] == 'running' and (m[6] ~= worker or m[7] ~= token) then
-      attempts = redis.call('HINCRBY', req, 'attempts', 1)
+      attempts, strikes = attempts + 1, judged(out, strikes)
+      redis.call('HSET', req, 'attempts', attempts, 'strikes', strikes)
     end
-    if attempts > tonumber(ARGV[4]) then
+    -- One that always gets a little further before it kills is stopped in the end, too.
+    if strikes > tonumber(ARGV[4]) or attempts > 10 * tonumber(ARGV[4]) then
       redis.call('XADD', dead_letters, 'MAXLEN', '~', 1000, '*', 'rid', rid, 'reason', 'quarantined',
         'attempts', attempts, 'owner', m[6] or '', 'spec', m[12])
       replies[i] = fail(req, out, queue, epoch, 'quarantined',
@@ -54,7 +67,8 @@ for i = 1, (#KEYS - 7) / 2 do
     else
       local cancel = wanted_end(req, {m[9], m[10], m[11]}, tonumber(ARGV[6]), now)
       redis.call('HSET', req, 'state', 'running', 'epoch', epoch, 'owner', worker, 'token', token)
-      replies[i] = {1, epoch, redis.call('XLEN', out), m[12], cancel or '', attempts, now - tonumber(m[13])}
+      replies[i] = {1, epoch, redis.call('XLEN', out), m[12], cancel or '', attempts, now - tonumber(m[13]),
+        strikes}
     end
   end
 end

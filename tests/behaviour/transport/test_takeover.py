@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from common.events import CancelReason, Failed
+import msgspec
+
+from common.events import CancelReason, Failed, Milestone
 from common.transport import AppendStatus, CancelOutcome, QueueClass, RequestPhase
 from common.transport.absence import AbsenceWatch
 from tests.behaviour.transport.world import MODEL, World, ended, started, tokens
@@ -177,6 +179,43 @@ async def test_a_request_that_kills_its_workers_is_quarantined(world: World) -> 
     ((_, fields),) = await world.raw("XRANGE", key, "-", "+", key=key)
     assert fields[b"rid"].decode() == request.request_id
     assert fields[b"reason"] == b"quarantined"
+
+
+async def test_strikes_count_only_the_workers_that_brought_a_request_no_further(world: World) -> None:
+    await world.submit_new()
+    owner = await world.worker("w0")
+    owned = await owner.claim_one()
+    expected = [
+        (tokens(1), 0),  # it got on: nobody is blamed
+        (Milestone(epoch=1, t=1.0, what="prefill_chunk"), 1),
+        (started(1), 2),
+        (Milestone(epoch=1, t=1.0, what="held_back"), 2),  # it waited for its turn: it cannot have been the one
+        (started(1), 3),
+        (tokens(1), 0),
+    ]
+    for k, (event, strikes) in enumerate(expected, start=1):
+        await owner.append(owned, k, msgspec.structs.replace(event, epoch=owned.epoch))
+        owner.die()
+        owner = await world.worker(f"w{k}")
+        (owned,) = await owner.ownership.takeover_scan(8)
+        assert (owned.attempts, owned.strikes) == (k, strikes), event
+
+
+async def test_a_request_that_always_gets_a_little_further_before_it_kills_is_stopped_too(world: World) -> None:
+    request = await world.submit_new()
+    owner = await world.worker("w0", max_attempts=1)
+    owned = await owner.claim_one()
+    for k in range(1, 12):
+        await owner.append(owned, k, msgspec.structs.replace(tokens(1), epoch=owned.epoch))
+        owner.die()
+        owner = await world.worker(f"w{k}", max_attempts=1)
+        taken = await owner.ownership.takeover_scan(8)
+        if k <= 10:
+            (owned,) = taken
+    assert taken == []
+    last = (await world.log(request.request_id))[-1].event
+    assert isinstance(last, Failed)
+    assert last.code == "quarantined"
 
 
 async def test_a_cancel_survives_the_death_of_the_owner(world: World) -> None:
