@@ -104,7 +104,8 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         last = renewed = time.monotonic()
-        while not self._stopped.wait(self._interval_s):
+        pause_s = self._interval_s
+        while not self._stopped.wait(pause_s):
             now = time.monotonic()
             if self._watch.look(now - last, self._interval_s):
                 self._give_up(f"the step loop has been stuck for {self._watch.stalled_s:.0f} s")
@@ -117,8 +118,11 @@ class LeaseKeeper:
                 return
             except LogUnavailable as error:
                 self._metrics.log_errors.inc()
-                log.warning("lease was not renewed", reason=error.message, age_s=round(now - renewed, 2))
+                if pause_s == self._interval_s:  # once an outage
+                    log.warning("lease was not renewed", reason=error.message, age_s=round(now - renewed, 2))
+                pause_s = self._interval_s / 4  # so that it is renewed before others have looked twice
                 continue
+            pause_s = self._interval_s
             self._metrics.lease_renewals.inc()
             self._metrics.lease_remaining.set(max(0.0, self._lease.ttl_s - (now - renewed)))
             renewed = now

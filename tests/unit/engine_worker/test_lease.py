@@ -111,6 +111,18 @@ def test_an_outage_is_sat_out() -> None:
     assert lost == []
 
 
+def test_after_a_failure_it_is_tried_again_before_others_have_looked_twice() -> None:
+    lease, lost = FakeLease(), []
+    lease.ttl_s = 2.0
+    held = keeper(lease, Progress(60.0), lost)
+    held.acquire(1.0)
+    lease.errors.append(LogUnavailable("away"))
+    began = time.monotonic()
+    wait_until(lambda: lease.renewals > 1)
+    assert time.monotonic() - began < 0.5 + 0.25, "half a lease and a bit: two ordinary intervals would be a whole one"
+    held.stop(release=True)
+
+
 def test_the_lease_of_a_dead_predecessor_is_waited_for() -> None:
     lease, lost = FakeLease(Fenced("old one"), Fenced("old one")), []
     held = keeper(lease, Progress(60.0), lost)
