@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_worker.sampling.sampler import Sampler
+from engine_worker.sampling.sampler import Sampler, SamplerOutput
 from engine_worker.sequence import Sequence
 from tests.unit.engine_worker.sampling.reference import adjusted, distribution, random_logits, sequence
 
@@ -166,15 +166,21 @@ def test_constraints_and_penalties_equal_the_dense_reference(cases: list[tuple[d
     logits = random_logits(len(rows), 40, seed=len(rows))
     seen, sampler = logits.clone(), Sampler(40)
     output = sampler.sample(seen, rows)
-    for row, before, after in zip(rows, logits, seen, strict=True):
-        expected = adjusted(before.double().numpy(), row)
-        np.testing.assert_allclose(after.numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert_adjusted(rows, logits, seen, output)
     for token in output.sampled:  # and once more, after catching up by a token
         token.sequence.append(token.token_id)
     again = logits.clone()
-    sampler.sample(again, rows)
-    for row, before, after in zip(rows, logits, again, strict=True):
-        np.testing.assert_allclose(after.numpy(), adjusted(before.double().numpy(), row), rtol=1e-5, atol=1e-5)
+    assert_adjusted(rows, logits, again, sampler.sample(again, rows))
+
+
+def assert_adjusted(rows: list[Sequence], logits: torch.Tensor, seen: torch.Tensor, output: SamplerOutput) -> None:
+    """Each row of ``seen`` is as the dense reference makes it; one that leaves no token at all has failed instead."""
+    failed = {id(row) for row, _ in output.failed}
+    for row, before, after in zip(rows, logits, seen, strict=True):
+        expected = adjusted(before.double().numpy(), row)
+        assert (id(row) in failed) == bool(np.isneginf(expected).all())
+        if id(row) not in failed:
+            np.testing.assert_allclose(after.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_token_ids_outside_the_vocabulary_are_ignored() -> None:
