@@ -7,6 +7,7 @@ partition (models, blobs, workers, the layout) carries the tag ``{meta}``.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 import uuid
@@ -17,6 +18,7 @@ from typing import Final
 from common.errors import InvalidRequest
 
 GROUP: Final = "engine"
+_REQUEST_ID: Final = re.compile(r"(0|[1-9][0-9]{0,5})-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("5d8f1c1e-6f1b-5f60-9a52-6e0b6f5f2c11")
 
 
@@ -62,14 +64,10 @@ class Keys:
 
     def partition(self, request_id: str) -> int:
         """The partition of a request id. Raises `InvalidRequest` when it is not an id of this deployment."""
-        head, _, tail = request_id.partition("-")
-        if not (head.isascii() and head.isdecimal() and len(head) <= 6) or int(head) >= self.partitions:
+        match = _REQUEST_ID.fullmatch(request_id)
+        if match is None or int(match[1]) >= self.partitions:
             raise InvalidRequest(f"not a request id of this deployment: {request_id[:80]!r}", param="request_id")
-        try:
-            uuid.UUID(tail)
-        except ValueError as error:
-            raise InvalidRequest(f"not a request id: {request_id[:80]!r}", param="request_id") from error
-        return int(head)
+        return int(match[1])
 
     def _of(self, partition: int, rest: str) -> str:
         return f"{self.prefix}{{{partition}}}:{rest}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import ConfigError
-from common.transport.connections import Address, connect, parse_address
+from common.transport.addresses import Address, parse_address
+from common.transport.connections import connect
 from common.transport.settings import RedisSettings
 
 

@@ -48,10 +48,18 @@ def test_any_text_is_an_id_or_an_invalid_request(text: str) -> None:
     assert 0 <= partition < 16
 
 
-@pytest.mark.parametrize("tail", ["}", "{1}:x", " ", "018f0000-0000-7000-8000-00000000000g"])
+@pytest.mark.parametrize(
+    "tail", ["}", "{1}:x", " ", "018f0000-0000-7000-8000-00000000000g", "{018f0000-0000-7000-8000-000000000000}"]
+)
 def test_nothing_can_be_smuggled_into_a_key(tail: str) -> None:
     with pytest.raises(InvalidRequest):
         KEYS.request(f"1-{tail}")
+
+
+@pytest.mark.parametrize("partition", ["16", "01", "-1", "", "1" * 7, "\u0661"])
+def test_only_a_canonical_partition_of_this_deployment_counts(partition: str) -> None:
+    with pytest.raises(InvalidRequest):
+        KEYS.partition(f"{partition}-018f0000-0000-7000-8000-000000000000")
 
 
 def test_all_keys_of_a_request_share_its_hash_tag() -> None:
