@@ -1,0 +1,33 @@
+"""A cancelled task ends, even when the library forgets that it was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from common.transport.connections import heeding_cancellation
+
+
+async def test_a_cancellation_that_the_call_swallows_still_ends_the_task() -> None:
+    at_work = asyncio.Event()
+
+    async def forgetful() -> str:
+        at_work.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        return "reply"
+
+    task = asyncio.create_task(heeding_cancellation(forgetful()))
+    await at_work.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_call_that_is_left_alone_gives_its_result() -> None:
+    async def reply() -> str:
+        return "reply"
+
+    assert await heeding_cancellation(reply()) == "reply"
