@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := common edge engine_worker cli
 ARGS ?=
 PYTEST_ARGS ?=
+SECONDS ?= 60
+SEED ?= 1
 
 # The first interpreter that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -37,6 +39,10 @@ test: lint ## lint, types, import rules and all tests but the slow ones, with co
 .PHONY: test-all
 test-all: lint ## the same with the slow tests
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+.PHONY: chaos
+chaos: $(VENV)/.dev ## faults at random beside traffic for SECONDS=60 with SEED=1, then the figures (ARGS='--durability standard')
+	$(BIN)/python -m tests.faults.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, mypy and the import rules

@@ -56,6 +56,12 @@ class Outcome:
         hurt = {fault.name for fault in self.injector.faults if fault.kind == kind}
         return sorted(t.pause_s for t in self.findings.takeovers if t.pause_s is not None and t.from_worker in hurt)
 
+    def unprovoked(self) -> int:
+        """Takeovers from workers that had no fault: a lease that ran out because the machine was busy. Those after a
+        server's death count too, although all leases may be gone then."""
+        hurt = {fault.name for fault in self.injector.faults}
+        return sum(t.from_worker not in hurt for t in self.findings.takeovers)
+
     def lines(self) -> list[str]:
         """The figures, as a table."""
         found, counts = self.findings, self.injector.counts
@@ -67,6 +73,7 @@ class Outcome:
             ("answers compared with the undisturbed ones", str(found.checked_answers)),
             ("readers that resumed on a new connection", str(found.resumed_readers)),
             ("takeovers of a running request", str(len(found.takeovers))),
+            ("… from workers that had no fault", str(self.unprovoked())),
             *((kind, str(counts[kind])) for kind in KINDS),
             ("lost", str(found.lost)),
             ("events seen twice", str(found.repeated)),
@@ -100,10 +107,10 @@ async def run(plan: Plan, directory: Path) -> Outcome:
         injector = Injector(deployment, Random(rng.random()), every_s=plan.every_s, lease_s=plan.lease_s)
         traffic = Traffic(injector, Random(rng.random()), concurrency=plan.concurrency)
         began = time.monotonic()
-        faults = asyncio.create_task(injector.run())
-        await traffic.run_for(plan.seconds)
-        await injector.stop()
-        await faults
+        async with asyncio.TaskGroup() as group:
+            group.create_task(injector.run())
+            await traffic.run_for(plan.seconds)
+            injector.stop()
         took_s = time.monotonic() - began
         findings = await audit(deployment, traffic.transcripts, expected)
         return Outcome(plan, findings, injector, traffic.transcripts, took_s)

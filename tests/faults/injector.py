@@ -12,8 +12,17 @@ from random import Random
 
 from tests.faults.deployment import START_S, Deployment, Process
 
-KINDS = ("worker killed", "worker frozen", "worker stopped", "edge killed", "edge stopped", "server killed")
-_WEIGHTS = (5, 3, 2, 3, 2, 2)
+KINDS = (
+    "worker killed",
+    "worker frozen",
+    "worker stopped",
+    "edge killed",
+    "edge frozen",
+    "edge stopped",
+    "server killed",
+    "server frozen",
+)
+_WEIGHTS = (5, 3, 2, 3, 1, 2, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Fault:
 
 
 class Injector:
-    """Hurts one process after another; start `run` as a task and end it with `stop`."""
+    """Hurts one process after another; start `run` as a task; it ends after `stop`."""
 
     def __init__(self, deployment: Deployment, rng: Random, *, every_s: float, lease_s: float) -> None:
         self.faults: list[Fault] = []
@@ -35,15 +44,17 @@ class Injector:
         self._every_s = every_s
         self._lease_s = lease_s
         self._ready: set[str] = {process.name for process in (*deployment.workers, *deployment.edges)}
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.TaskGroup
         self._is_over = asyncio.Event()
         self._actions: dict[str, Callable[[], Awaitable[None]]] = {
             "worker killed": lambda: self._kill(self._deployment.workers),
-            "worker frozen": self._freeze,
+            "worker frozen": lambda: self._freeze(self._deployment.workers),
             "worker stopped": lambda: self._stop(self._deployment.workers),
             "edge killed": lambda: self._kill(self._deployment.edges),
+            "edge frozen": lambda: self._freeze(self._deployment.edges),
             "edge stopped": lambda: self._stop(self._deployment.edges),
             "server killed": self._kill_server,
+            "server frozen": self._freeze_server,
         }
 
     @property
@@ -55,7 +66,15 @@ class Injector:
         return [edge for edge in self._deployment.edges if edge.name in self._ready]
 
     async def run(self) -> None:
-        """Each kind once in random order, then by weight, until `stop`."""
+        """Each kind once in random order, then by weight, until `stop`; then everything is ready that was started."""
+        async with asyncio.TaskGroup() as self._starting:
+            await self._hurt()
+
+    def stop(self) -> None:
+        """No more faults."""
+        self._is_over.set()
+
+    async def _hurt(self) -> None:
         first = self._rng.sample(KINDS, len(KINDS))
         while not self._is_over.is_set():
             kind = first.pop() if first else self._rng.choices(KINDS, _WEIGHTS)[0]
@@ -65,11 +84,6 @@ class Injector:
                 await asyncio.wait_for(self._is_over.wait(), pause)
             except TimeoutError:
                 continue
-
-    async def stop(self) -> None:
-        """No more faults; everything that was started is ready afterwards."""
-        self._is_over.set()
-        await asyncio.gather(*self._starting)
 
     async def _victim(self, among: list[Process]) -> Process:
         """One that is ready, as soon as another one is, too."""
@@ -90,10 +104,10 @@ class Injector:
         self._deployment.remove(victim)
         self._replace(victim)
 
-    async def _freeze(self) -> None:
-        """Longer than its lease, then it goes on as if nothing had been."""
-        victim = await self._victim(self._deployment.workers)
-        self._note("worker frozen", victim.name)
+    async def _freeze(self, among: list[Process]) -> None:
+        """Longer than a lease, then it goes on as if nothing had been."""
+        victim = await self._victim(among)
+        self._note(f"{victim.kind} frozen", victim.name)
         self._ready.discard(victim.name)
         victim.signal(signal.SIGSTOP)
         await asyncio.sleep(self._lease_s * self._rng.uniform(1.8, 3.0))
@@ -118,10 +132,15 @@ class Injector:
         await asyncio.sleep(self._rng.uniform(0.1, 1.5))
         await asyncio.to_thread(self._deployment.server.start)
 
+    async def _freeze_server(self) -> None:
+        """Connections stay, answers do not come, and all leases run out meanwhile."""
+        self._note("server frozen", "server")
+        self._deployment.server.pause()
+        await asyncio.sleep(self._lease_s * self._rng.uniform(0.5, 2.5))
+        self._deployment.server.resume()
+
     def _replace(self, victim: Process) -> None:
-        task = asyncio.create_task(self._until_ready(self._start(victim.kind)))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._starting.create_task(self._until_ready(self._start(victim.kind)))
 
     def _start(self, kind: str) -> Process:
         return self._deployment.start_edge() if kind == "edge" else self._deployment.start_worker()

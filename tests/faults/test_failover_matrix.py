@@ -118,7 +118,7 @@ async def freeze_at(scene: Scene, transcript: Transcript, moment: Moment) -> Pro
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_a_killed_workers_answer_is_continued(deploy: Deploy, asked: Feature, moment: Moment) -> None:
-    deployment = await deploy(worker=SMALL_STEPS)
+    deployment = await deploy(worker=SMALL_STEPS, edges=1)
     expected = await undisturbed(deployment, [asked])
     async with aiohttp.ClientSession() as session:
         scene = Scene(deployment, session)
@@ -134,7 +134,7 @@ async def test_a_killed_workers_answer_is_continued(deploy: Deploy, asked: Featu
 
 
 async def test_a_worker_that_slept_past_its_lease_is_refused_and_counted(deploy: Deploy) -> None:
-    deployment = await deploy()
+    deployment = await deploy(edges=1)
     expected = await undisturbed(deployment, [LONG])
     async with aiohttp.ClientSession() as session:
         scene = Scene(deployment, session)
@@ -169,7 +169,7 @@ async def test_a_stream_goes_on_at_another_edge_when_its_edge_is_killed(deploy: 
 
 
 async def test_a_server_killed_in_mid_answer_comes_back_with_everything(deploy: Deploy) -> None:
-    deployment = await deploy(fsync="always", worker={"durability": "strict"}, edge={"durability": "strict"})
+    deployment = await deploy(edges=1, fsync="always", worker={"durability": "strict"}, edge={"durability": "strict"})
     expected = await undisturbed(deployment, [LONG, feature("json_schema")])
     async with aiohttp.ClientSession() as session:
         scene = Scene(deployment, session)
