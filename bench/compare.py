@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench.front_door import front_door
+from bench.front_door import Quantization, front_door
 from bench.servers import Running, Server, ServerFailed, headrace, peers, running
 from cli.bench.figures import Figures
 from cli.bench.machine import Disturbance
@@ -34,7 +34,7 @@ from cli.model_import import ensure_demo_model
 from common.errors import HeadraceError
 
 IN_PROCESS: Final = "llama-in-process"
-_QUANTIZATION: Final = {"int4": "int4", "int8": "int8", "bf16": "none"}
+_QUANTIZATION: Final[dict[str, Quantization]] = {"int4": "int4", "int8": "int8", "bf16": "none"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from bench.compare import Results, Sample, default_baseline, parse, ratios, scaled
-from bench.front_door import FrontDoor
+from bench.front_door import FrontDoor, Pair
 from bench.servers import Server, ServerFailed, descendants, get, running
 from cli.bench.workload import WORKLOADS
 
@@ -77,17 +77,16 @@ def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> N
 
 
 def test_the_front_door_report_says_what_the_way_costs() -> None:
-    report = FrontDoor(
-        engine_tokens_per_s=[100.0],
-        served_tokens_per_s=[95.0],
-        engine_ttft_ms=[50.0],
-        served_ttft_ms=[58.0],
-        engine_itl_ms=[10.0],
-        served_itl_ms=[10.5],
-        cpu_us_per_token={"worker": [900.0], "edge": [100.0]},
+    pair = Pair(
+        engine_tokens_per_s=100.0,
+        served_tokens_per_s=95.0,
+        engine_ttft_ms=50.0,
+        served_ttft_ms=58.0,
+        engine_itl_ms=10.0,
+        served_itl_ms=10.5,
+        other_cores=0.1,
     )
+    report = FrontDoor(pairs={"C": [pair]}, cpu_us_per_token={"worker": [900.0], "edge": [100.0]})
     text = str(report)
-    assert "ratio 0.950" in text
-    assert "50.0 ms + 8.0 ms" in text
-    assert "10.00 ms + 0.50 ms" in text
+    assert "C: 95 of 100 output tokens/s, ratio 0.950; TTFT p50 50.0 +8.0 ms; ITL p50 10.00 +0.50 ms" in text
     assert "worker 900, edge 100" in text
