@@ -76,19 +76,17 @@ class Results:
         )
 
 
-def measure_server(
-    server: Server, names: Sequence[WorkloadName], seed: int, tokenizer: Path, share: float, deadline: float
-) -> tuple[float, dict[str, Sample]]:
-    """(seconds to its first answer, samples) of one turn. Raises `ServerFailed` and `HeadraceError`."""
-    samples: dict[str, Sample] = {}
+def measure_server(server: Server, arguments: argparse.Namespace, seed: int, results: Results, deadline: float) -> None:
+    """One turn of one server; what it has done is noted as it goes. Raises `ServerFailed` and `HeadraceError`."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-compare-") as directory,
         running(server, Path(directory)) as live,
     ):
-        for name in names:
+        results.start_s.setdefault(server.name, []).append(live.start_s)
+        for name in arguments.workloads:
             if time.monotonic() < deadline:
-                samples[name] = _load(live, name, seed, tokenizer, share)
-        return live.start_s, samples
+                tokenizer = arguments.model_dir / "tokenizer.json"
+                results.add(name, server.name, _load(live, name, seed, tokenizer, arguments.share))
 
 
 def _load(live: Running, name: WorkloadName, seed: int, tokenizer: Path, share: float) -> Sample:
@@ -124,30 +122,25 @@ def measure_in_process(gguf: Path, seed: int, share: float) -> Sample:
     )
 
 
-def compare(arguments: argparse.Namespace, model_dir: Path) -> Results:
+def compare(arguments: argparse.Namespace) -> Results:
     """Every contender in turn, ``rounds`` times, until all is measured or time is up."""
-    gguf = arguments.gguf or model_dir / "model.gguf"
-    servers = [headrace(_QUANTIZATION[mode], model_dir) for mode in arguments.modes]
+    gguf = arguments.gguf or arguments.model_dir / "model.gguf"
+    servers = [headrace(_QUANTIZATION[mode], arguments.model_dir) for mode in arguments.modes]
     servers += peers(gguf, arguments.hf_dir)
+    has_llama = "A" in arguments.workloads and importlib.util.find_spec("llama_cpp") is not None
     results, deadline = Results(), time.monotonic() + 60 * arguments.minutes
-    print(f"contenders: {', '.join(server.name for server in servers)}", flush=True)
+    print(f"contenders: {', '.join(server.name for server in servers)}{', ' + IN_PROCESS if has_llama else ''}")
     for turn in range(arguments.rounds):
         seed = arguments.seed + turn  # another one each round: no prefix cache answers for the last
         for server in servers:
             if server.name in results.failures or time.monotonic() > deadline:
                 continue
             try:
-                start_s, samples = measure_server(
-                    server, arguments.workloads, seed, model_dir / "tokenizer.json", arguments.share, deadline
-                )
+                measure_server(server, arguments, seed, results, deadline)
             except (ServerFailed, HeadraceError) as error:
                 results.failures[server.name] = str(error)
                 print(f"{server.name} failed: {error}", flush=True)
-                continue
-            results.start_s.setdefault(server.name, []).append(start_s)
-            for workload, sample in samples.items():
-                results.add(workload, server.name, sample)
-        if "A" in arguments.workloads and importlib.util.find_spec("llama_cpp") and time.monotonic() < deadline:
+        if has_llama and time.monotonic() < deadline:
             results.add("A", IN_PROCESS, measure_in_process(gguf, seed, arguments.share))
     return results
 
@@ -209,11 +202,15 @@ def _listed(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> None:
     arguments = parse()
-    model_dir = arguments.model_dir or ensure_demo_model(Path(".headrace/models"), print)
+    arguments.model_dir = arguments.model_dir or ensure_demo_model(Path(".headrace/models"), print)
     if arguments.front_door:
         reports = {
             mode: front_door(
-                _QUANTIZATION[mode], model_dir, rounds=arguments.rounds, seed=arguments.seed, minutes=arguments.minutes
+                _QUANTIZATION[mode],
+                arguments.model_dir,
+                rounds=arguments.rounds,
+                seed=arguments.seed,
+                minutes=arguments.minutes,
             )
             for mode in arguments.modes
         }
@@ -221,7 +218,7 @@ def main() -> None:
             print(f"== headrace-{mode}\n{report}")
         content: object = {mode: asdict(report) for mode, report in reports.items()}
     else:
-        results = compare(arguments, model_dir)
+        results = compare(arguments)
         baseline = arguments.baseline or default_baseline(results)
         print("\n".join(ratios(results, baseline)))
         print("start to first answer: " + ", ".join(f"{n} {median(s):.1f} s" for n, s in results.start_s.items()))
