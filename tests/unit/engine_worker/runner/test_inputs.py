@@ -1,0 +1,78 @@
+"""A plan becomes tensors: every token at its position, every position in its slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.events import SamplingParams
+from engine_worker.runner.inputs import StepInputs
+from engine_worker.sequence import Sequence
+from engine_worker.step import ScheduledSequence, StepPlan
+
+BLOCK_SIZE = 4
+TABLES = np.array([[7, 3, 9, 1], [0, 5, 2, 8], [4, 6, 11, 10]], dtype=np.int32)
+
+
+@pytest.fixture
+def inputs() -> StepInputs:
+    return StepInputs(
+        max_tokens=32,
+        max_sequences=3,
+        block_size=BLOCK_SIZE,
+        vocab_size=100,
+        block_tables=TABLES,
+        device=torch.device("cpu"),
+    )
+
+
+def _scheduled(row: int, tokens: list[int], start: int, num_tokens: int) -> ScheduledSequence:
+    sequence = Sequence(
+        seq_id=row,
+        request_id=str(row),
+        choice=0,
+        prompt_token_ids=tuple(tokens),
+        sampling=SamplingParams(max_tokens=4),
+        max_model_len=64,
+    )
+    sequence.block_table_row = row
+    return ScheduledSequence(sequence, start, num_tokens, start + num_tokens == len(tokens))
+
+
+def _plan(*scheduled: ScheduledSequence) -> StepPlan:
+    return StepPlan(step=1, scheduled=scheduled, num_tokens=sum(item.num_tokens for item in scheduled))
+
+
+def test_decodes_and_a_chunk(inputs: StepInputs) -> None:
+    plan = _plan(
+        _scheduled(2, list(range(10, 20)), 9, 1), _scheduled(0, [50], 0, 1), _scheduled(1, list(range(60, 75)), 2, 4)
+    )
+    prepared = inputs.build(plan)
+    meta = prepared.meta
+    assert prepared.token_ids.tolist() == [19, 50, 62, 63, 64, 65]
+    assert meta.query_start.tolist() == [0, 1, 2, 6]
+    assert prepared.first_token.tolist() == [0, 1, 2]
+    assert meta.seq_lens.tolist() == [10, 1, 6]
+    assert meta.block_table_rows.tolist() == [2, 0, 1]
+    assert meta.positions.tolist() == [9, 0, 2, 3, 4, 5]
+    # position 9 of row 2: block 11, offset 1; of row 1: 2 and 3 in block 0, then block 5
+    assert meta.slot_mapping.tolist() == [45, 28, 2, 3, 20, 21]
+    assert (meta.max_query_len, meta.max_seq_len) == (4, 10)
+    assert prepared.failed == ()
+    for tensor in (meta.query_start, meta.seq_lens, meta.slot_mapping, meta.positions, prepared.token_ids):
+        assert tensor.dtype == torch.int32
+        assert tensor.is_contiguous()
+
+
+def test_the_block_tables_are_shared_and_not_copied(inputs: StepInputs) -> None:
+    meta = inputs.build(_plan(_scheduled(0, [1, 2], 0, 2))).meta
+    assert meta.block_tables.data_ptr() == TABLES.ctypes.data
+
+
+@pytest.mark.parametrize("unknown", [-1, 100, 2**31 - 1])
+def test_tokens_outside_of_the_vocabulary_are_told_apart_by_sequence(inputs: StepInputs, unknown: int) -> None:
+    good, bad = _scheduled(0, [1, 2, 3], 0, 3), _scheduled(1, [4, unknown, 5, unknown], 0, 4)
+    prepared = inputs.build(_plan(good, bad, _scheduled(2, [6], 0, 1)))
+    assert [sequence for sequence, _ in prepared.failed] == [bad.sequence]
+    assert prepared.token_ids.tolist() == [1, 2, 3, 4, 0, 5, 0, 6]
