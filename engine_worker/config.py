@@ -94,6 +94,11 @@ class ModelSettings(Settings):
         "auto",
         description="Weights: int8 and int4 are groups of 32, as GGUF's Q8_0 and Q4_1; auto: what the file holds.",
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto",
+        description="native: our own decoder; transformers: transformers' modelling code over our paged attention; "
+        "auto: native for the architectures that it knows, transformers for all others.",
+    )
     max_model_len: int = Field(
         0, ge=0, le=16_777_216, description="Prompt and output tokens of a request together; 0: the model's own limit."
     )
@@ -111,6 +116,9 @@ class ComputeSettings(Settings):
     device: str = Field("auto", description="Torch device, such as cpu or cuda:0; auto: a GPU where there is one.")
     num_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
+    )
+    cuda_graphs: bool = Field(
+        True, description="Record decode steps as CUDA graphs; of no meaning on a CPU or with other operators than triton."
     )
 
 

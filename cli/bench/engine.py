@@ -33,7 +33,6 @@ from common.telemetry.settings import TelemetrySettings
 from common.tokenization.tokenizer import Tokenizer
 from engine_worker.assembly import Assembly, EngineSettings, load_engine
 from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
-from engine_worker.models.registry import weight_bytes
 from engine_worker.runner.loading import LoadedModel
 from engine_worker.sequence import Sequence as EngineSequence
 from engine_worker.step import StepResult
@@ -172,12 +171,11 @@ def run(assembly: Assembly, workload: Workload, prose: Prose, rng: random.Random
     """One workload from its first request to its last token."""
     sequences = _sequences(assembly, workload, prose, rng)
     model = assembly.model
-    num_params = weight_bytes(model.config, "none", torch.bfloat16) // 2
     others = Disturbance()
     outcomes, results = drive(assembly, sequences, workload.concurrency)
     other_cores = others.cores()
     figures = summarise(outcomes, Objective())
-    bound = sum(reference.bound_s(model.weight_bytes, num_params, tokens) for tokens in results.step_tokens)
+    bound = sum(reference.bound_s(model.weight_bytes, model.num_params, tokens) for tokens in results.step_tokens)
     return EngineRun(figures, len(results.step_tokens), results.phases_s, bound / figures.wall_s, other_cores)
 
 

@@ -42,7 +42,6 @@ from engine_worker.config import SchedulerSettings
 from engine_worker.engine import Engine
 from engine_worker.handoff import Commands, StepReports
 from engine_worker.kernels.ops import KvCache
-from engine_worker.models.registry import weight_bytes
 from engine_worker.output_stage import OutputStage
 from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumer
@@ -262,14 +261,13 @@ def _repeat(step: Any, seconds: float, *, most: int) -> list[dict[str, float]]:
 def _row(
     name: str, num_tokens: int, samples: Sequence[dict[str, float]], model: LoadedModel, reference: Reference
 ) -> Row:
-    num_params = weight_bytes(model.config, "none", torch.bfloat16) // 2
     return Row(
         name=name,
         num_tokens=num_tokens,
         num_steps=len(samples),
         parts_ms={part: 1000 * percentile([sample[part] for sample in samples], 50) for part in PARTS},
         best_forward_ms=1000 * min(sample["forward"] for sample in samples),
-        bound_ms=1000 * reference.bound_s(model.weight_bytes, num_params, num_tokens),
+        bound_ms=1000 * reference.bound_s(model.weight_bytes, model.num_params, num_tokens),
     )
 
 

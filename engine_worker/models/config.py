@@ -78,7 +78,6 @@ class DecoderConfig:
     ties_head: bool
     qkv_bias: bool
     output_bias: bool
-    mlp_bias: bool
     qk_norm: bool
     norm_offset: float
     embedding_scale: float
@@ -102,6 +101,8 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
             f"model_type {model_type!r} is not served; served are {', '.join(sorted(FAMILIES))}", param="model"
         )
     config = {**family.defaults, **raw}
+    if config.get("mlp_bias", False):
+        raise UnsupportedModel("config.json: mlp_bias is not served", param="model")
     hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
@@ -129,7 +130,6 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         ties_head=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
-        mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
         norm_offset=family.norm_offset,
         embedding_scale=float(hidden_size) ** 0.5 if family.scales_embedding else 1.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.errors import UnsupportedModel
 from engine_worker.kernels.ops import (
     AttentionMetadata,
     AttentionShape,
@@ -27,10 +26,8 @@ class LlamaDecoder:
     def __init__(
         self, config: DecoderConfig, ops: Ops, weights: WeightSource, num_positions: int, device: torch.device
     ) -> None:
-        """``num_positions``: of the longest sequence that is served. Raises `CheckpointMismatch`, `UnsupportedModel`,
-        and ValueError where ``ops`` cannot serve a shape."""
-        if config.mlp_bias:
-            raise UnsupportedModel("config.json: mlp_bias is not served", param="model")
+        """``num_positions``: of the longest sequence that is served. Raises `CheckpointMismatch`, and
+        ValueError where ``ops`` cannot serve a shape."""
         self.config = config
         self._ops = ops
         self._cos_sin = rope_table(config.rope, num_positions).to(device)

@@ -18,13 +18,26 @@ _BYTES_PER_WEIGHT: Final = {"int8": 34 / 32, "int4": 20 / 32}  # values and the 
 _STRETCHABLE: Final = ("linear", "dynamic", "yarn")
 
 
+class ModelShape(Protocol):
+    """What the cache and the sampler have to know of a model, however it is computed."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+
 class Decoder(Protocol):
     """A decoder-only model over a flat batch of tokens."""
 
-    config: DecoderConfig
-
     def hidden(self, token_ids: Tensor, cache: KvCache, meta: AttentionMetadata) -> Tensor:
-        """int32/int64 [T] -> fp32 [T, D] before the final norm; writes K and V of all T tokens."""
+        """int32/int64 [T] -> fp32 [T, D], what `logits` takes; writes K and V of all T tokens."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

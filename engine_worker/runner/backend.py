@@ -15,7 +15,7 @@ from engine_worker.kernels.build import KernelsUnavailable
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import Ops
 from engine_worker.kernels.ops_torch import TorchOps
-from engine_worker.models.config import DecoderConfig
+from engine_worker.models.registry import ModelShape
 
 log = structlog.get_logger(__name__)
 
@@ -40,9 +40,11 @@ class Backend:
 
 
 def choose_backend(
-    settings: ComputeSettings, dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig
+    settings: ComputeSettings, dtype: Literal["auto", "float32", "bfloat16"], config: ModelShape | None
 ) -> Backend:
-    """Operators for ``config``; with "auto" the native ones where this machine and the model's shapes allow it.
+    """Operators for ``config``; with "auto" our own where this machine and the model's shapes allow it.
+
+    ``config`` is None for a model whose shape is known only once it is loaded.
 
     Sets the number of compute threads of this process. Raises `ConfigError` when what was asked for cannot be had.
     """
@@ -72,12 +74,13 @@ def _device(name: str) -> torch.device:
 
 
 def _native(
-    dtype: Literal["auto", "float32", "bfloat16"], config: DecoderConfig, num_threads: int, device: torch.device
+    dtype: Literal["auto", "float32", "bfloat16"], config: ModelShape | None, num_threads: int, device: torch.device
 ) -> Backend:
     if device.type != "cpu":
         raise ValueError(f"it computes on the CPU, not on {device}")
     ops = CpuOps("fp32" if dtype == "float32" else "auto", num_threads=num_threads)
-    ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
+    if config is not None:
+        ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
     return Backend("native", ops, ops.activation_dtype, torch.device("cpu"))
 
 

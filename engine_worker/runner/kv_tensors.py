@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import ConfigError, NotEnoughMemory
 from engine_worker.config import KvCacheSettings
 from engine_worker.kernels.ops import KvCache, Ops
-from engine_worker.models.config import DecoderConfig
+from engine_worker.models.registry import ModelShape
 from engine_worker.weights.memory import available_bytes as memory_now
 from engine_worker.weights.memory import human
 
@@ -35,7 +35,7 @@ class KvCachePlan:
 
 
 def plan_kv_cache(
-    settings: KvCacheSettings, ops: Ops, config: DecoderConfig, max_model_len: int, available_bytes: int | None = None
+    settings: KvCacheSettings, ops: Ops, config: ModelShape, max_model_len: int, available_bytes: int | None = None
 ) -> KvCachePlan:
     """Blocks for ``settings``; ``available_bytes`` = memory free now (None: ask the machine).
 
@@ -67,6 +67,10 @@ def plan_kv_cache(
     return KvCachePlan(num_blocks, block_size, num_blocks * per_block, num_blocks * block_size, max_model_len)
 
 
-def allocate_kv(plan: KvCachePlan, ops: Ops, config: DecoderConfig) -> KvCache:
-    """The tensors of ``plan``. The machine gives the memory as it is first written to."""
-    return ops.allocate_kv(config.num_layers, plan.num_blocks, plan.block_size, config.num_kv_heads, config.head_size)
+def allocate_kv(plan: KvCachePlan, ops: Ops, config: ModelShape, spare_blocks: int = 0) -> KvCache:
+    """The tensors of ``plan``, with some blocks behind those that it counts.
+
+    The machine gives the memory as it is first written to.
+    """
+    num_blocks = plan.num_blocks + spare_blocks
+    return ops.allocate_kv(config.num_layers, num_blocks, plan.block_size, config.num_kv_heads, config.head_size)

@@ -1,7 +1,7 @@
 """From settings to a model that can be stepped: files, weights, operators and decoder joined.
 
 Start-up time is a feature: weight files are mapped and each matrix is converted and packed once; the weights' digest
-is computed beside that; transformers is never imported.
+is computed beside that; transformers is imported only for models that it computes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from typing import Any, Final
 
 import torch
 
-from common.errors import ModelFileMissing, NotEnoughMemory, UnsupportedModel
+from common.errors import ModelFileMissing
 from common.model_card import GenerationDefaults
 from engine_worker.config import ComputeSettings, ModelSettings
 from engine_worker.kernels.ops import Ops
-from engine_worker.models.config import DecoderConfig, parse_config
-from engine_worker.models.registry import Decoder, build_decoder, model_length, weight_bytes
-from engine_worker.runner.backend import Backend, Quantization, choose_backend
-from engine_worker.weights.checkpoint import Checkpoint, FormattedWeights
+from engine_worker.models.registry import Decoder, ModelShape
+from engine_worker.runner.backend import Quantization
+from engine_worker.runner.building import ModelImpl, build_native, build_transformers, native_config
 from engine_worker.weights.fingerprint import model_fingerprint, weights_digest
-from engine_worker.weights.memory import available_bytes, human
 from engine_worker.weights.model_files import ModelFiles, open_model
 
 # Part of the fingerprint: raise it when a change of the kernels or decoders changes logits.
@@ -38,7 +36,7 @@ class LoadedModel:
     decoder: Decoder
     ops: Ops
     device: torch.device
-    config: DecoderConfig
+    config: ModelShape
     served_names: tuple[str, ...]  # never empty; the first is the model's name
     fingerprint: str  # SHA-256, hex, over weight files, quantisation, dtype and kernel family
     max_model_len: int
@@ -51,9 +49,11 @@ class LoadedModel:
     architecture: str
     dtype: str  # float32 | bfloat16
     quantization: Quantization
-    backend: str  # native | torch
+    backend: str  # native | triton | torch
+    model_impl: ModelImpl
     root: str  # name of where the weights came from
     weight_bytes: int  # estimated from the shapes
+    num_params: int
     load_s: float
 
 
@@ -65,69 +65,41 @@ def load_engine_model(model: ModelSettings, compute: ComputeSettings) -> LoadedM
     """
     started = time.perf_counter()
     files = open_model(model.model, load_format=model.load_format, revision=model.revision)
-    config = parse_config(files.config)
-    max_model_len = model_length(config, model.max_model_len)
+    config = native_config(model, files)
     chat_template = _chat_template(model, files)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-digest") as beside:
         digest = beside.submit(weights_digest, files.checkpoint.paths)
-        backend = choose_backend(compute, model.dtype, config)
-        quantization = _quantization(model, files.checkpoint)
-        num_bytes = _check_memory(config, backend, quantization)
-        weights = FormattedWeights(files.checkpoint, model.quantization)
-        try:
-            decoder = build_decoder(config, backend.ops, weights, max_model_len, backend.device)
-        except ValueError as error:
-            raise UnsupportedModel(f"the {backend.name} backend cannot serve this model: {error}") from error
-        fingerprint = model_fingerprint(
-            digest.result(), files.config, quantization, backend.dtype_name, backend.name, _NUMERICS_VERSION
-        )
+        if config is None:
+            built = build_transformers(model, compute, files)
+        else:
+            built = build_native(model, compute, files, config)
+        backend, shape = built.backend, built.shape
+        parts = (files.config, built.quantization, backend.dtype_name, backend.name, _NUMERICS_VERSION)
+        fingerprint = model_fingerprint(digest.result(), *parts, *built.numerics)
     return LoadedModel(
-        decoder=decoder,
+        decoder=built.decoder,
         ops=backend.ops,
         device=backend.device,
-        config=config,
+        config=shape,
         served_names=model.served_model_name or (files.name.rsplit("/", 1)[-1],),
         fingerprint=fingerprint,
-        max_model_len=max_model_len,
-        vocab_size=config.vocab_size,
+        max_model_len=built.max_model_len,
+        vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(files),
         tokenizer_json=files.tokenizer_json,
         tokenizer_config=files.tokenizer_config,
         chat_template=chat_template,
         generation_defaults=_generation_defaults(files.generation_config),
-        architecture=config.architecture,
+        architecture=shape.architecture,
         dtype=backend.dtype_name,
-        quantization=quantization,
+        quantization=built.quantization,
         backend=backend.name,
+        model_impl="transformers" if config is None else "native",
         root=files.root,
-        weight_bytes=num_bytes,
+        weight_bytes=built.weight_bytes,
+        num_params=built.num_params,
         load_s=time.perf_counter() - started,
     )
-
-
-def _quantization(model: ModelSettings, checkpoint: Checkpoint) -> Quantization:
-    """What the model is called: with "auto", by how the file holds the largest matrix of the first layer."""
-    if model.quantization != "auto":
-        return model.quantization
-    for name in ("mlp.gate_up_proj", "mlp.gate_proj"):
-        if checkpoint.has(f"model.layers.0.{name}.weight"):
-            return checkpoint.stored_format(f"model.layers.0.{name}.weight")
-    return "none"
-
-
-def _check_memory(config: DecoderConfig, backend: Backend, quantization: Quantization) -> int:
-    """Estimated bytes of the packed weights. Raises `NotEnoughMemory`."""
-    keeps_groups = backend.name == "native" and backend.dtype is torch.bfloat16
-    needed = weight_bytes(config, quantization if keeps_groups else "none", backend.dtype)
-    if backend.device.type == "cpu":
-        free = available_bytes()
-        if needed > free:
-            raise NotEnoughMemory(
-                f"the weights take about {human(needed)}, but only {human(free)} of memory are free: choose a smaller "
-                f"model or a smaller quantization",
-                param="model",
-            )
-    return needed
 
 
 def _chat_template(model: ModelSettings, files: ModelFiles) -> str:

@@ -32,6 +32,7 @@ class ModelFiles:
     tokenizer_config: Mapping[str, Any]
     chat_template: str  # empty = none
     generation_config: Mapping[str, Any]
+    directory: Path | None = None  # of config.json and dense safetensors, where these are what was opened
 
 
 def open_model(source: str, *, load_format: LoadFormat = "auto", revision: str = "") -> ModelFiles:
@@ -86,6 +87,7 @@ def _open_directory(directory: Path, load_format: LoadFormat, name: str) -> Mode
         tokenizer_config={key: value for key, value in tokenizer_config.items() if key != "chat_template"},
         chat_template=_read_template(directory, tokenizer_config),
         generation_config=_read_json(directory / "generation_config.json"),
+        directory=None if gguf else directory,
     )
 
 
