@@ -38,6 +38,7 @@ async def _inspect(settings: InspectSettings, redis: RedisSettings) -> None:
     client = await LogClient.open(redis)
     try:
         status, request, events = await read_request(client, settings.request_id)
+        place = await Reading(client).queue_place(settings.request_id)
     finally:
         await client.close()
     shown = events if settings.at is None else events[: settings.at]
@@ -47,6 +48,9 @@ async def _inspect(settings: InspectSettings, redis: RedisSettings) -> None:
         return
     for line in heading(status, request):
         print(line)
+    if place is not None:
+        wait = "" if place.estimated_wait_s is None else f", about {place.estimated_wait_s:.1f} s to wait"
+        print(f"queue     position {place.ahead + 1}{wait}")
     for entry in timeline(request, shown, status.submitted_s, is_detailed=settings.events):
         print(entry)
     state = state_at(events, len(shown))

@@ -9,6 +9,7 @@
     ├── ModelNotFound           nobody ever registered this model
     ├── ModelUnavailable        registered, but no live worker
     ├── Overloaded              admission limit reached; carries retry_after_s
+    │   └── TenantLimitReached  the limit of one caller
     ├── LogUnavailable          Redis cannot be reached or cannot accept (carries retry_after_s)
     ├── LogCorrupt              an event or a script's answer cannot be understood
     │   ├── UnknownEvent
@@ -87,9 +88,21 @@ class ModelUnavailable(_RetryLater):
 
 
 class Overloaded(_RetryLater):
-    """An admission limit is reached; nothing was enqueued."""
+    """An admission limit is reached; nothing was enqueued. ``reason`` names the limit, for metrics."""
 
     code = "overloaded"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, reason: str = "overloaded"
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, param=param)
+        self.reason = reason
+
+
+class TenantLimitReached(Overloaded):
+    """This caller holds as much as one caller may; others are served."""
+
+    code = "tenant_limit_reached"
 
 
 class LogUnavailable(_RetryLater):

@@ -42,7 +42,15 @@ from edge.submission import Submitter
 RESTART_PAUSE_S: Final = 0.5
 FLUSH_WITHIN_S: Final = 2.0
 STOP_AGAIN_AFTER_S: Final = 0.2
-_SHOWN_HEADERS: Final = ("retry-after", "traceresponse", "x-headrace-request-id", "x-request-id", "x-should-retry")
+_SHOWN_HEADERS: Final = (
+    "retry-after",
+    "traceresponse",
+    "x-headrace-estimated-wait-s",
+    "x-headrace-queue-position",
+    "x-headrace-request-id",
+    "x-request-id",
+    "x-should-retry",
+)
 logger = get_logger(__name__)
 
 

@@ -68,7 +68,7 @@ class ErrorBoundary:
         answer = error_answer(error, context.shown_id)
         if answer.status >= 500 and not isinstance(error, HeadraceError):
             logger.error("request failed", exc_info=error)
-        self._metrics.rejections.labels(answer.code).inc()
+        self._metrics.rejections.labels(getattr(error, "reason", answer.code)).inc()
         context.outcome.setdefault("outcome", "shed" if answer.status in (429, 503) else "error")
         context.outcome["error_code"] = answer.code
         context.outcome["error"] = str(error)[:500]

@@ -56,6 +56,12 @@ class LimitSettings(Settings):
     max_queued_tokens: int = Field(
         4_000_000, ge=1, description="Prompt and budgeted output tokens of a model's admitted, unfinished requests."
     )
+    max_tenant_queued_requests: int = Field(
+        0, ge=0, description="Admitted and unfinished requests of one API key and model, at all edges; 0 = no bound."
+    )
+    max_tenant_queued_tokens: int = Field(
+        0, ge=0, description="Prompt and budgeted output tokens of those requests; 0 = no bound."
+    )
     max_choices: int = Field(128, ge=1, description="Prompts times n of one request.")
     max_prompts: int = Field(1024, ge=1, description="Prompts of one request.")
     max_logprobs: int = Field(20, ge=0, description="Alternatives a client may ask for at each position.")
@@ -91,7 +97,7 @@ class StreamSettings(Settings):
         30.0, ge=0, description="How long a resumable request goes on without a reader before it is cancelled."
     )
     drain_notice_s: float = Field(
-        2.0, ge=0, description="After SIGTERM, seconds of failing readiness before connections are refused."
+        2.0, ge=0, description="After SIGTERM, seconds of failing readiness in which everything is still served."
     )
     drain_timeout_s: float = Field(
         60.0, ge=0, description="After SIGTERM, seconds that running streams may take to finish."

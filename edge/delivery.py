@@ -6,11 +6,14 @@
                              stream's own path)
 ``X-Headrace-On-Disconnect`` ``cancel`` (the usual), or ``continue``: the request runs to its end without a reader
 ``X-Headrace-Priority``      a number, lower runs earlier; ``X-Vllm-Priority`` is understood too
+``X-Headrace-Deadline-S``    seconds from arrival after which the answer is of no use; at most ``request_timeout_s``
+``X-Headrace-Queue-Status``  1: place in the queue and estimated wait, in headers and in comments before the first token
 ===========================  =========================================================================================
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +32,8 @@ _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """``after`` events and ``after_chunks`` chunks of the next one were seen by the client.
+    """``after`` events and ``after_chunks`` chunks of the next one were seen by the client; or ``skip_chunks`` chunks
+    of a stream without positions. ``deadline_s``: seconds from arrival.
 
     ``grace_s``: how long the request may run without a reader; 0 = it ends with its reader, negative = never.
     """
@@ -39,6 +43,9 @@ class Delivery:
     after_chunks: int = 0
     grace_s: float = 0.0
     priority: int | None = None
+    skip_chunks: int = 0
+    deadline_s: float | None = None
+    with_queue_status: bool = False
 
     @property
     def ends_with_reader(self) -> bool:
@@ -46,7 +53,7 @@ class Delivery:
 
     @property
     def is_resumed(self) -> bool:
-        return self.after > 0 or self.after_chunks > 0
+        return self.after > 0 or self.after_chunks > 0 or self.skip_chunks > 0
 
 
 def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bool) -> Delivery:
@@ -68,6 +75,8 @@ def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bo
         after_chunks=after_chunks,
         grace_s=grace_s,
         priority=_priority(headers),
+        deadline_s=_deadline_s(headers),
+        with_queue_status=headers.get("x-headrace-queue-status", "").lower() in _TRUE,
     )
 
 
@@ -79,6 +88,26 @@ def position_of(text: str | None, name: str) -> tuple[int, int]:
         return parse_position(text)
     except ValueError as error:
         raise InvalidRequest(f"{name}: {error}", param=name) from error
+
+
+def count_of(text: str, name: str) -> int:
+    """A number of chunks that a client gave. Raises `InvalidRequest`."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InvalidRequest(f"{name}: must be the number of chunks read so far", param=name)
+    return int(text)
+
+
+def _deadline_s(headers: Headers) -> float | None:
+    text = headers.get("x-headrace-deadline-s")
+    if text is None:
+        return None
+    try:
+        seconds = float(text[:20])
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest("a deadline is a number of seconds above 0", param="X-Headrace-Deadline-S")
+    return seconds
 
 
 def _priority(headers: Headers) -> int | None:

@@ -56,12 +56,6 @@ class BodyTooSlow(HeadraceError):
     code = "request_timeout"
 
 
-class TenantLimitReached(errors.Overloaded):
-    """This caller holds as many generations as it may; coming back at once does not help."""
-
-    code = "tenant_limit_reached"
-
-
 class Draining(errors.ModelUnavailable):
     """This edge is shutting down and takes nothing new."""
 
@@ -93,12 +87,12 @@ _TABLE: Final[dict[type[HeadraceError], _Row]] = {
     errors.StreamExpired: _Row(410, "GoneError"),
     BodyTooLarge: _Row(413, "RequestTooLargeError"),
     errors.Overloaded: _Row(429, "RateLimitError"),
-    TenantLimitReached: _Row(429, "RateLimitError", retry=False),
+    errors.TenantLimitReached: _Row(429, "RateLimitError", retry=False),
     errors.EngineError: _Row(500, "InternalServerError", retry=True),
     errors.WeightsChanged: _Row(503, "ServiceUnavailableError", retry=True),
     errors.Quarantined: _Row(500, "InternalServerError", retry=False),
     errors.ModelUnavailable: _Row(503, "ServiceUnavailableError"),
-    Draining: _Row(503, "ServiceUnavailableError", retry=False),
+    Draining: _Row(503, "ServiceUnavailableError", retry=True),
     errors.LogUnavailable: _Row(503, "ServiceUnavailableError", "The request log cannot be reached; try again."),
     errors.DeadlineExceeded: _Row(504, "TimeoutError", retry=False),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from edge.boundary import ClientGone
 from edge.delivery import Delivery, delivery_of
 from edge.dependencies import INLINE_BYTES, Services, services_of
 from edge.errors import Draining, error_document
+from edge.queue_watch import QueueWatch
 from edge.reader import GenerationReader
 from edge.request_context import RequestContext, context_of
 from edge.sse import EventStream, frame_bare, frame_with_ids
@@ -65,7 +67,7 @@ COMPLETION: Final = Endpoint("completion", "text_completion", parse_completion, 
 async def create(request: Request, endpoint: Endpoint) -> Response:
     """Answers POST /v1/chat/completions or /v1/completions. Raises every error of `edge.errors`, and `ClientGone`."""
     services, context = services_of(request), context_of(request.scope)
-    if services.lifecycle.is_draining:
+    if services.lifecycle.is_closed:
         raise Draining("This server is shutting down.", retry_after_s=1.0)
     delivery = delivery_of(request.headers, services.streams, is_idempotent=context.is_idempotent)
     raw = await read_body(request, services.limits)
@@ -132,12 +134,15 @@ class _Answer:
         self._tokenizer = tokenizer
         self._reader = reader
         self._delivery = delivery
+        self._watch = QueueWatch(services.reading, spec.request_id, with_ids=delivery.with_ids)
 
     async def as_stream(self, request: Request, undo: ExitStack) -> Response:
         """Server-sent events, once a worker has taken the request up (or the hold is over)."""
         renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
         await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
         headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
+        if self._delivery.with_queue_status:
+            headers |= await self._watch.headers()
         return EventStream(
             self._blocks(renderer),
             self._services.streams,
@@ -173,13 +178,19 @@ class _Answer:
         """One write for all events that are there, however many."""
         delivery = self._delivery
         first_chunk = {delivery.after + 1: delivery.after_chunks}
+        skip = delivery.skip_chunks
         try:
+            if delivery.with_queue_status:
+                async for comment in self._watch.comments(self._reader.is_silent):
+                    yield comment
             while not renderer.ended:
                 block = b""
                 for recorded in await self._reader.next():
                     chunks = renderer.feed(recorded)
                     if chunks and delivery.with_ids:
-                        block += frame_with_ids(recorded.n, chunks, first=first_chunk.get(recorded.n, 0))
+                        first = min(skip, len(chunks)) or first_chunk.get(recorded.n, 0)
+                        skip = max(skip - len(chunks), 0)
+                        block += frame_with_ids(recorded.n, chunks, first=first)
                     elif chunks:
                         block += frame_bare(chunks)
                 if block:
@@ -240,7 +251,7 @@ async def _parse(services: Services, endpoint: Endpoint, raw: bytes) -> Any:
 def _admission(
     services: Services, context: RequestContext, delivery: Delivery, request: Request, *, is_stream: bool
 ) -> Admission:
-    patience_s = services.limits.request_timeout_s
+    patience_s = min(services.limits.request_timeout_s, delivery.deadline_s or math.inf)
     if not is_stream and delivery.ends_with_reader:
         # OpenAI's SDKs say how long they will wait; after that they are gone, and the same POST comes again.
         announced = request.headers.get("x-stainless-read-timeout", "")

@@ -19,6 +19,8 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
+        self.is_closed = False
+        """No generation is begun any more."""
         self._must_end = asyncio.Event()
 
     @property
@@ -30,11 +32,15 @@ class Lifecycle:
             self.phase = Phase.READY
 
     def drain(self, within_s: float) -> None:
-        """Nothing new from now on; streams that still run after ``within_s`` are ended by `must_end`."""
+        """Readiness fails from now on; streams that still run after ``within_s`` are ended by `must_end`."""
         if self.is_draining:
             return
         self.phase = Phase.DRAINING
         asyncio.get_running_loop().call_later(within_s, self._must_end.set)
+
+    def close(self) -> None:
+        """Balancers have had their time to look elsewhere: what still comes is refused."""
+        self.is_closed = True
 
     async def must_end(self) -> None:
         """Returns when running streams have to be ended."""

@@ -6,8 +6,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from common.errors import Overloaded
-from edge.errors import TenantLimitReached
+from common.errors import Overloaded, TenantLimitReached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +35,11 @@ class Occupancy:
     def request(self) -> Iterator[None]:
         """Holds one place for an open HTTP request. Raises `Overloaded`."""
         if self._requests >= self._settings.max_connections:
-            raise Overloaded(f"This server has {self._requests} requests open, which is its limit.", retry_after_s=1.0)
+            raise Overloaded(
+                f"This server has {self._requests} requests open, which is its limit.",
+                retry_after_s=1.0,
+                reason="edge_connections",
+            )
         self._requests += 1
         try:
             yield
@@ -50,12 +53,16 @@ class Occupancy:
         """
         if self._generations >= self._settings.max_streams:
             raise Overloaded(
-                f"This server has {self._generations} generations in progress, which is its limit.", retry_after_s=2.0
+                f"This server has {self._generations} generations in progress, which is its limit.",
+                retry_after_s=2.0,
+                reason="edge_streams",
             )
         bound = self._settings.max_streams_per_tenant
         if bound and self._by_tenant[tenant] >= bound:
             raise TenantLimitReached(
-                f"You have {bound} generations in progress, which is the limit of one key.", retry_after_s=5.0
+                f"You have {bound} generations in progress, which is the limit of one key.",
+                retry_after_s=5.0,
+                reason="tenant_streams",
             )
         self._generations += 1
         self._by_tenant[tenant] += 1

@@ -70,6 +70,19 @@ class GenerationReader:
             client.cancel()
         self._raise_early_failure()
 
+    async def is_silent(self, seconds: float) -> bool:
+        """Whether nothing comes within ``seconds``; what comes is kept for `next`. Raises as `next` does."""
+        if self._early:
+            return False
+        events = asyncio.ensure_future(self._take())
+        try:
+            await asyncio.wait({events}, timeout=seconds)
+            if events.done():
+                self._early += events.result()
+        finally:
+            events.cancel()
+        return not self._early
+
     async def next(self) -> list[Recorded]:
         """The next events, at least one. May be cancelled without losing any.
 

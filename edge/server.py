@@ -1,8 +1,8 @@
 """The HTTP server around the application, and its orderly end.
 
-SIGTERM or SIGINT: the readiness probe fails and new generations are refused, while the socket still listens for
-``drain_notice_s`` so that balancers notice; then nothing is accepted any more and running streams have until
-``drain_timeout_s`` to finish; what is left then ends with an error, and what cannot even take that is cut. A second
+SIGTERM or SIGINT: the readiness probe fails, while everything is still served for ``drain_notice_s`` so that balancers
+notice and no request is lost; then nothing is accepted any more and running streams have until ``drain_timeout_s`` to
+finish; what is left then ends with an error, and what cannot even take that is cut. A second
 signal skips the rest. The process's exit status is 0.
 """
 
@@ -54,7 +54,11 @@ class EdgeServer(uvicorn.Server):
             self.force_exit = True
             return
         self._lifecycle.drain(self._streams.drain_notice_s + self._streams.drain_timeout_s)
-        asyncio.get_running_loop().call_later(self._streams.drain_notice_s, setattr, self, "should_exit", True)
+        asyncio.get_running_loop().call_later(self._streams.drain_notice_s, self._close)
+
+    def _close(self) -> None:
+        self._lifecycle.close()
+        self.should_exit = True
 
 
 def bind(http: HttpSettings) -> socket.socket:

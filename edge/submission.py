@@ -41,7 +41,12 @@ class Submitter:
 
     def __init__(self, submission: Submission, settings: LimitSettings, metrics: EdgeMetrics, *, edge_id: str) -> None:
         self._submission = submission
-        self._limits = AdmissionLimits(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
+        self._limits = AdmissionLimits(
+            max_requests=settings.max_queued_requests,
+            max_tokens=settings.max_queued_tokens,
+            max_tenant_requests=settings.max_tenant_queued_requests,
+            max_tenant_tokens=settings.max_tenant_queued_tokens,
+        )
         self._metrics = metrics
         self._edge_id = edge_id
         self._pending: deque[_Pending] = deque(maxlen=MAX_PENDING_CANCELS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -35,6 +36,8 @@ class Queue(Protocol):
 
     async def claim(self, limit: int, block_ms: int = 0) -> list[Owned]: ...
 
+    async def claim_urgent(self, limit: int) -> list[Owned]: ...
+
     async def takeover_scan(self, limit: int) -> list[Owned]: ...
 
     async def read_inbox(self, block_ms: int = 0) -> list[InboxEvent]: ...
@@ -48,6 +51,15 @@ class Preparing(Protocol):
     def compile(self, grammar: Grammar) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many sequences the engine could begin now; and of the highest priority class, when there is no room for
+    others, because some that run would give way to them."""
+
+    free: Callable[[], int]
+    urgent: Callable[[], int] = lambda: 0
+
+
 class Intake:
     """The tasks that bring work in. Owned by the I/O loop."""
 
@@ -59,10 +71,9 @@ class Intake:
         resumer: Resumer,
         preparing: Preparing,
         *,
-        room: Callable[[], int],
+        room: Room,
         reporting: Reporting,
     ) -> None:
-        """``room``: how many sequences the engine could begin now."""
         self._queue = queue
         self._output = output
         self._commands = commands
@@ -89,6 +100,9 @@ class Intake:
             room = self._free()
             owned = await self._patiently(partial(self._queue.claim, room, _BLOCK_MS if room else 0))
             self._begin_all(owned, is_takeover=False)
+            if not room and (urgent := self._room.urgent() - self.num_starting) > 0:
+                owned = await self._patiently(partial(self._queue.claim_urgent, urgent))
+                self._begin_all(owned, is_takeover=False)
             if not room:
                 self._output.room_changed.clear()
                 if not self._free():
@@ -137,7 +151,7 @@ class Intake:
         return request_ids
 
     def _free(self) -> int:
-        return max(0, self._room() - self.num_starting)
+        return max(0, self._room.free() - self.num_starting)
 
     def _begin_all(self, owned: Iterable[Owned], *, is_takeover: bool) -> None:
         for one in owned:

@@ -25,7 +25,7 @@ from common.transport.ownership import Ownership
 from common.transport.registry import Registry
 from engine_worker.config import LeaseSettings, WorkerSettings
 from engine_worker.handoff import Halt
-from engine_worker.intake import Intake, Preparing
+from engine_worker.intake import Intake, Preparing, Room
 from engine_worker.lease import LeaseKeeper
 from engine_worker.output_stage import OutputStage
 from engine_worker.reporting import Reporting
@@ -38,6 +38,7 @@ _CONNECT_PAUSE_S: Final = 1.0
 _REGISTER_AGAIN_S: Final = 30.0
 _DRAIN_POLL_S: Final = 0.02
 _LAST_CLAIM_S: Final = 2.0
+_URGENT_SEATS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ class IoLoop:
             self._step_loop.commands,
             Resumer(served.tokenizer, self.name, card.max_model_len, self._next_seq_id, card.weights_fingerprint),
             served.preparing,
-            room=lambda: _room(card, output),
+            room=Room(free=lambda: _room(card, output), urgent=lambda: _urgent_room(card, output)),
             reporting=self._reporting,
         )
         intake.on_drain = self._begin_stop
@@ -284,6 +285,13 @@ def _room(card: ModelCard, output: OutputStage) -> int:
     if output.num_sequences and output.num_tokens >= card.kv_cache_tokens:
         return 0
     return max(0, card.max_num_seqs - output.num_sequences)
+
+
+def _urgent_room(card: ModelCard, output: OutputStage) -> int:
+    """Requests of the highest priority class that a full engine takes beyond its seats: the scheduler preempts others
+    for them. A few at a time, since other workers may have seats, and no more than there are others to give way."""
+    beyond = max(0, output.num_sequences - card.max_num_seqs)
+    return max(0, min(_URGENT_SEATS, output.num_yielding) - beyond)
 
 
 async def _unless_log_is_away(work: Awaitable[object]) -> None:

@@ -66,6 +66,11 @@ class OutputStage:
         return len(self._by_seq)
 
     @property
+    def num_yielding(self) -> int:
+        """Open choices that give their seat to a request of the highest priority class."""
+        return sum(live.request.priority >= 0 for live, _ in self._by_seq.values())
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens of these choices: what the KV cache holds, or will soon."""
         return sum(live.num_context_tokens(choice) for live, choice in self._by_seq.values())

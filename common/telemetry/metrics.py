@@ -157,7 +157,9 @@ class EdgeMetrics:
             "headrace_edge_submit_seconds", "Submission of one request to the log, durability included.", _CALL_S
         )
         self.rejections = make.counter(
-            "headrace_edge_rejections", "Requests refused before admission, by error code.", ("reason",)
+            "headrace_edge_rejections",
+            "Requests refused before admission, by the limit that was reached, else by error code.",
+            ("reason",),
         )
         self.cancels = make.counter("headrace_edge_cancels", "Cancellations sent, by reason.", ("reason",))
 

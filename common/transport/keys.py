@@ -25,13 +25,15 @@ _IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("5d8f1c1e-6f1b-5f60-9a52-6e0b6f5f2c11"
 class QueueClass(IntEnum):
     """The streams of one model in the order in which they are read; a request's hash names its class by number.
 
-    RESUME holds what a stopping worker handed over: somebody is already reading the answer.
+    RESUME holds what a stopping worker handed over: somebody is already reading the answer. UNDERSERVED holds normal
+    requests of tenants that had less than their share of what was admitted when they came.
     """
 
     RESUME = 1
     HIGH = 2
-    NORMAL = 3
-    LOW = 4
+    UNDERSERVED = 3
+    NORMAL = 4
+    LOW = 5
 
     @classmethod
     def of_priority(cls, priority: int) -> QueueClass:

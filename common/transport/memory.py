@@ -33,4 +33,4 @@ class MemoryWatch:
                 if int(fact.get("maxmemory", 0)) > 0
             )
         if self._is_full:
-            raise Overloaded("the log is nearly full", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded("the log is nearly full", retry_after_s=_RETRY_AFTER_S, reason="log_memory")

@@ -78,6 +78,15 @@ class Ownership:
                 await self._claim_new(owned, limit - len(owned), 0 if owned else block_ms)
         return owned
 
+    async def claim_urgent(self, limit: int) -> list[Owned]:
+        """Take up to ``limit`` requests of the highest priority class alone, without waiting.
+
+        Raises `LogUnavailable`.
+        """
+        with self._delivering() as owned:
+            await self._own(await self._queues.read_new(limit, (QueueClass.HIGH,)) or [], owned)
+        return owned
+
     async def recheck_history(self) -> list[Owned]:
         """Own what is pending with this worker but not held by it (the reply that named it was lost).
 

@@ -58,14 +58,17 @@ class Queues:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def read_new(self, count: int) -> list[Entry] | None:
-        """Up to ``count`` new entries in priority order, without waiting; None while the lease is not held."""
+    async def read_new(self, count: int, classes: Sequence[QueueClass] | None = None) -> list[Entry] | None:
+        """Up to ``count`` new entries in priority order, without waiting; None while the lease is not held.
+
+        ``classes``: only these, in this order.
+        """
         found: list[Entry] = []
         for partitions in self._reading_order():
             room = count - len(found)
             if room <= 0:
                 break
-            names = [self._names[partition, c] for c in self._class_order() for partition in partitions]
+            names = [self._names[partition, c] for c in classes or self._class_order() for partition in partitions]
             lease = self._client.keys.lease(partitions[0], self._lease.worker)
             reply = await self.with_groups(
                 lambda lease=lease, names=names, room=room: self._client.run_once(

@@ -11,13 +11,15 @@ from common.events import TERMINAL, CancelReason, Recorded, decode_request
 from common.transport import scripts
 from common.transport.client import LogClient
 from common.transport.frame_bus import FrameBus
+from common.transport.keys import GROUP
 from common.transport.log import read_page, recorded
-from common.transport.records import Attached, RequestPhase, RequestStatus
+from common.transport.records import Attached, QueuePlace, RequestPhase, RequestStatus
 
 __all__ = ["FrameBus", "Reading"]
 
 _MOST_EDGES = 8  # that frames of one request are pushed to; further readers read
 _SEEN_BATCH = 256
+_MOST_COUNTED = 10_000  # entries of one queue, to tell a position
 
 
 class Reading:
@@ -100,6 +102,26 @@ class Reading:
             names = await self._client.retrying(functools.partial(self._client.connections.scan, pattern))
             found += [name.decode().rpartition(":req:")[2] for name in names]
         return found
+
+    async def queue_place(self, request_id: str) -> QueuePlace | None:
+        """Where the request stands in its queue; None when it does not wait (any more, or at all)."""
+        keys, command = self._client.keys, self._client.command
+        name = keys.request(request_id)
+        state, queue_class, entry_id, model = await command("HMGET", name, "state", "q", "qid", "model", key=name)
+        if state is None or RequestPhase(state.decode()) is not RequestPhase.QUEUED:
+            return None
+        arguments = [GROUP, queue_class, entry_id, _MOST_COUNTED]
+        parts = await asyncio.gather(
+            *(
+                self._client.run(
+                    scripts.PLACE,
+                    [keys.load(partition, model.decode()), *keys.queues(partition, model.decode())],
+                    arguments,
+                )
+                for partition in range(keys.partitions)
+            )
+        )
+        return QueuePlace(ahead=sum(int(part[0]) for part in parts), drain_rate=sum(float(part[1]) for part in parts))
 
     async def status(self, request_id: str) -> RequestStatus:
         """Where the request stands. Raises `StreamExpired` when it is unknown."""

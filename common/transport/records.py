@@ -24,11 +24,14 @@ class AdmissionLimits:
     """Bounds over the whole deployment and one model: what is queued and running together.
 
     Each partition admits its equal share. A request counts its prompt tokens plus ``max_tokens`` for every choice.
-    Work of lower classes does not count against a request of a higher one.
+    Work of lower classes does not count against a request of a higher one. The bounds of one tenant (0: none) hold
+    over all partitions where one server has them all; in a cluster each partition admits its equal share of them.
     """
 
     max_requests: int
     max_tokens: int
+    max_tenant_requests: int = 0
+    max_tenant_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,20 @@ class RequestStatus:
     ended_s: float | None
     deadline_s: float | None
     last_n: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Where a queued request stands now: ``ahead`` requests are claimed before it (those that come later with a higher
+    class not foreseen); ``drain_rate`` is what the model finishes, requests per second over the last windows."""
+
+    ahead: int
+    drain_rate: float
+
+    @property
+    def estimated_wait_s(self) -> float | None:
+        """None while nothing was measured."""
+        return (self.ahead + 1) / self.drain_rate if self.drain_rate > 0 else None
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

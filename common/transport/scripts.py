@@ -29,7 +29,7 @@ def _load(name: str, *, with_prelude: bool = False) -> Script:
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-SUBMIT = _load("submit")
+SUBMIT = _load("submit", with_prelude=True)
 CLAIM = _load("claim")
 OWN = _load("own", with_prelude=True)
 APPEND = _load("append", with_prelude=True)
@@ -39,3 +39,4 @@ RELEASE = _load("release")
 RENEW = _load("renew")
 ATTACH = _load("attach")
 SEEN = _load("seen")
+PLACE = _load("place", with_prelude=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import IdempotencyConflict, LogCorrupt, Overloaded
+from common.errors import IdempotencyConflict, LogCorrupt, Overloaded, TenantLimitReached
 from common.events import (
     Cancel,
     CancelReason,
@@ -32,6 +33,7 @@ from common.transport.memory import MemoryWatch
 from common.transport.records import AdmissionLimits, CancelOutcome, Duplicate, Frame, RequestPhase, Submitted
 
 _LONGEST_RETRY_AFTER_S = 60.0
+_MOST_SUMMED = 256  # partitions that one submission looks at
 _AFTER_DEADLINE_S = 3600  # an accepted request outlives its deadline by so long
 
 
@@ -61,13 +63,14 @@ class Submission:
         ``grace_s``: how long the request may run without any reader before the worker cancels it. 0: the edge
         cancels it itself when its client goes (the worker still does when the edge dies); < 0: never.
 
-        Raises `Overloaded` (nothing was enqueued), `IdempotencyConflict` (same id, another fingerprint) and
-        `LogUnavailable` (unknown whether it was enqueued: repeat with the same id).
+        Raises `Overloaded` or `TenantLimitReached` (nothing was enqueued), `IdempotencyConflict` (same id, another
+        fingerprint) and `LogUnavailable` (unknown whether it was enqueued: repeat with the same id).
         """
         keys, request_id = self._client.keys, request.request_id
         partition = keys.partition(request_id)
         await self._memory.refuse_when_full()
         deadline_ms = "" if request.deadline_s is None else int(request.deadline_s * 1000)
+        tenant_share, others = self._tenant_share(partition, request.model, limits)
         arguments = (
             request_id,
             int(QueueClass.of_priority(request.priority)),
@@ -82,10 +85,17 @@ class Submission:
             math.ceil(limits.max_tokens / keys.partitions),
             self._life_s(request),
             request.model,
+            request.tenant,
+            *tenant_share,
         )
         reply = await self._client.run(
             scripts.SUBMIT,
-            [keys.request(request_id), keys.load(partition, request.model), *keys.queues(partition, request.model)],
+            [
+                keys.request(request_id),
+                keys.load(partition, request.model),
+                *keys.queues(partition, request.model),
+                *others,
+            ],
             arguments,
             is_durable=True,
         )
@@ -105,6 +115,17 @@ class Submission:
             outcome = await self._try_cancel(seen, reason, by)
             if outcome is not None:
                 return outcome
+
+    def _tenant_share(
+        self, partition: int, model: str, limits: AdmissionLimits
+    ) -> tuple[tuple[int, int], Sequence[str]]:
+        """A tenant's limits as the script has to apply them, and the load hashes over which it adds up."""
+        bounds, keys = (limits.max_tenant_requests, limits.max_tenant_tokens), self._client.keys
+        if not any(bounds):
+            return bounds, ()
+        if self._client.connections.is_cluster or keys.partitions > _MOST_SUMMED:
+            return (math.ceil(bounds[0] / keys.partitions), math.ceil(bounds[1] / keys.partitions)), ()
+        return bounds, [keys.load(other, model) for other in range(keys.partitions) if other != partition]
 
     def _life_s(self, request: EngineRequest) -> int:
         if request.deadline_s is None:
@@ -205,11 +226,15 @@ def _submitted(request_id: str, reply: list[Any]) -> Submitted | Duplicate:
         case b"conflict":
             raise IdempotencyConflict(f"request {request_id} was accepted before with another body")
         case b"full":
-            depth, rate = int(reply[1]), float(reply[2])
-            wait_s = depth / rate if rate > 0 else 1.0
-            raise Overloaded(
-                f"{depth} requests are queued or running",
-                retry_after_s=min(max(wait_s, 1.0), _LONGEST_RETRY_AFTER_S),
-            )
+            raise _overloaded(reply[1].decode(), int(reply[2]), float(reply[3]))
         case other:
             raise LogCorrupt(f"submit answered {other!r}")
+
+
+def _overloaded(reason: str, depth: int, rate: float) -> Overloaded:
+    """``rate``: finished requests per second. Some of ``depth`` have to end before there is room."""
+    wait_s = min(max(depth / rate if rate > 0 else 1.0, 1.0), _LONGEST_RETRY_AFTER_S)
+    if reason.startswith("tenant_"):
+        message = f"You have {depth} requests queued or running, which reaches the limit of one key ({reason})."
+        return TenantLimitReached(message, retry_after_s=wait_s, reason=reason)
+    return Overloaded(f"{depth} requests are queued or running", retry_after_s=wait_s, reason=f"queue_{reason}")

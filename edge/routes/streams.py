@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from common.errors import StreamExpired
 from common.events import CancelReason
-from edge.delivery import Delivery, position_of
+from edge.delivery import Delivery, count_of, position_of
 from edge.dependencies import services_of
 from edge.generation import resume
 from edge.request_context import context_of
@@ -15,23 +16,53 @@ router = APIRouter(tags=["streams"])
 
 
 @router.get("/v1/streams/{request_id}")
-async def read_stream(request: Request, request_id: str, after: str | None = None) -> Response:
+async def read_stream(
+    request: Request, request_id: str, after: str | None = None, after_chunks: str | None = None
+) -> Response:
     """The stream of a request (`X-Headrace-Request-Id`, or `X-Request-Id` where the client sent none), with positions.
 
-    It begins after `Last-Event-ID`, or after the query parameter `after`, or at the start. 410 when the request is
-    unknown or past its retention.
+    It begins after `Last-Event-ID`, or after the query parameter `after`, or, for a client that read a stream without
+    positions, after as many `data:` lines as `after_chunks` says; else at the start. 410 when the request is unknown or
+    past its retention.
     """
+    if after_chunks is not None:
+        skip = count_of(after_chunks, "after_chunks")
+        return await resume(request, request_id, Delivery(with_ids=True, skip_chunks=skip))
     name, text = ("after", after) if after is not None else ("Last-Event-ID", request.headers.get("last-event-id"))
     events, chunks = position_of(text, name)
     return await resume(request, request_id, Delivery(with_ids=True, after=events, after_chunks=chunks))
 
 
+@router.get("/v1/streams/{request_id}/status")
+async def read_status(request: Request, request_id: str) -> Response:
+    """Where a request stands: queued (with its position, 1 being the next, and an estimate), running or done."""
+    services = services_of(request)
+    await _refuse_strangers(request, request_id)
+    status, place = await services.reading.status(request_id), await services.reading.queue_place(request_id)
+    document = {
+        "id": request_id,
+        "model": status.model,
+        "status": status.phase.value,
+        "created": status.submitted_s,
+        "deadline": status.deadline_s,
+        "events": status.last_n,
+        "queue_position": None if place is None else place.ahead + 1,
+        "estimated_wait_s": None if place is None else place.estimated_wait_s,
+        "cancelled": status.cancel,
+    }
+    return Response(msgspec.json.encode(document), media_type="application/json")
+
+
 @router.delete("/v1/streams/{request_id}", status_code=202)
 async def cancel_stream(request: Request, request_id: str) -> Response:
     """Ends a request. Repeating it, or ending what has ended, is harmless."""
-    services = services_of(request)
-    attached = await services.reading.attach(request_id, after=0, edge_id="", limit=1)
+    await _refuse_strangers(request, request_id)
+    await services_of(request).submitter.cancel(request_id, CancelReason.API)
+    return Response(status_code=202)
+
+
+async def _refuse_strangers(request: Request, request_id: str) -> None:
+    """A request is known to its own tenant only. Raises `StreamExpired`."""
+    attached = await services_of(request).reading.attach(request_id, after=0, edge_id="", limit=1)
     if attached.spec.tenant != context_of(request.scope).tenant:
         raise StreamExpired("There is no such stream, or it is past its retention.")
-    await services.submitter.cancel(request_id, CancelReason.API)
-    return Response(status_code=202)

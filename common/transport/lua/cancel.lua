@@ -1,5 +1,5 @@
 -- End a queued request, or ask the owner of a running one to end it.
--- KEYS: request hash, output stream, load hash, inbox of the owner seen, queues in class order (4)
+-- KEYS: request hash, output stream, load hash, inbox of the owner seen, queues in class order (5)
 -- ARGV: group, retention s, reason, by, and what the caller saw: state, epoch, length of the log, owner;
 --       then the inbox entry, then the payloads that end a queued request under epoch + 1
 -- Reply: {'unknown'}, {'over'}, {'asked'}, {'ended', number of the first payload, edges},

@@ -1,5 +1,5 @@
 -- Turn pending queue entries of a worker into ownership.
--- KEYS: lease, load hash, dead letters, queues in class order (4), then (request hash, output stream) for each entry
+-- KEYS: lease, load hash, dead letters, queues in class order (5), then (request hash, output stream) for each entry
 -- ARGV: group, worker, token, max attempts, retention s, reader timeout ms,
 --       then for each entry: class, entry id, request id, epoch the worker holds or ''
 -- Reply: nil when the lease is not held; else for each entry
@@ -33,10 +33,10 @@ local function judged(out, strikes)
 end
 
 local replies = {}
-for i = 1, (#KEYS - 7) / 2 do
+for i = 1, (#KEYS - 8) / 2 do
   local a = 7 + 4 * (i - 1)
   local class, qid, rid, known = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
-  local queue, req, out = KEYS[3 + tonumber(class)], KEYS[6 + 2 * i], KEYS[7 + 2 * i]
+  local queue, req, out = KEYS[3 + tonumber(class)], KEYS[7 + 2 * i], KEYS[8 + 2 * i]
   local mine = redis.call('XPENDING', queue, group, qid, qid, 1, worker)
   local m = redis.call('HMGET', req, 'state', 'epoch', 'q', 'qid', 'attempts', 'owner', 'token', 'deadline', 'cancel',
     'seen', 'grace', 'spec', 'submitted', 'edges', 'strikes')

@@ -1,6 +1,8 @@
--- Shared by every script that may end a request. Prepended by scripts.py.
+-- Shared by the scripts that count requests. Prepended by scripts.py.
 -- Numbers of the request hash: state queued|running|done; q = queue class (index into the list of queues); qid = the
 -- queue entry; cost = admitted tokens, counted under cls (the class of admission, which a handover does not change).
+-- Load hash: tokens:<cls>; for each tenant with unfinished requests tn:<tenant> (how many) and tt:<tenant> (their
+-- tokens), and in `tenants` how many tenants that are; rate, win, win_n (the measured drain).
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -21,13 +23,32 @@ local function measure_drain(load, now)
   end
 end
 
+-- Finished requests a second, as measured; before the first full window, as far as that one goes.
+local function drain_rate(load, now)
+  local d = redis.call('HMGET', load, 'rate', 'win', 'win_n')
+  if d[1] then return tonumber(d[1]) end
+  if d[2] and now > tonumber(d[2]) then return tonumber(d[3]) * 1000 / (now - tonumber(d[2])) end
+  return 0
+end
+
+-- A tenant has one more (sign 1) or one fewer (sign -1) unfinished request.
+local function count_tenant(load, tenant, cost, sign)
+  local n = redis.call('HINCRBY', load, 'tn:' .. tenant, sign)
+  redis.call('HINCRBY', load, 'tt:' .. tenant, sign * cost)
+  if sign == 1 and n == 1 then redis.call('HINCRBY', load, 'tenants', 1) end
+  if n > 0 then return end
+  redis.call('HDEL', load, 'tn:' .. tenant, 'tt:' .. tenant)
+  if n == 0 then redis.call('HINCRBY', load, 'tenants', -1) end  -- below: a failover had forgotten it
+end
+
 -- Marks the request as done, takes it off its queue and starts the retention of its log.
 local function finish(req, out, load, queue, group, retention_s, now)
-  local m = redis.call('HMGET', req, 'qid', 'cls', 'cost')
+  local m = redis.call('HMGET', req, 'qid', 'cls', 'cost', 'tenant')
   redis.call('HSET', req, 'state', 'done', 'ended', now)
   redis.call('XACK', queue, group, m[1])
   redis.call('XDEL', queue, m[1])
   redis.call('HINCRBY', load, 'tokens:' .. m[2], -tonumber(m[3]))
+  count_tenant(load, m[4] or '', tonumber(m[3]), -1)
   measure_drain(load, now)
   redis.call('EXPIRE', req, retention_s)
   redis.call('EXPIRE', out, retention_s)

@@ -127,7 +127,7 @@ async def test_the_time_to_retry_follows_the_measured_drain(world: World) -> Non
 
 async def test_counters_that_a_failover_spoilt_heal_when_nothing_is_admitted(world: World) -> None:
     load = world.client.keys.load(0, MODEL)
-    await world.raw("HSET", load, "tokens:3", "999999", key=load)
+    await world.raw("HSET", load, "tokens:4", "999999", key=load)
     limits = AdmissionLimits(max_requests=100, max_tokens=300)
     await world.submit(world.request(request_id=f"0-{_uuid(1)}"), limits=limits)
     assert (await world.registry.queue_stats(MODEL)).tokens == 13

@@ -98,7 +98,7 @@ async def test_queue_figures_follow_the_requests(world: World) -> None:
         await world.submit(world.request(priority=priority))
     stats = await world.registry.queue_stats(MODEL)
     assert (stats.depth, stats.running, stats.waiting, stats.tokens, stats.dead_letters) == (4, 0, 4, 52, 0)
-    assert stats.depth_by_class == {"resume": 0, "high": 1, "normal": 2, "low": 1}
+    assert stats.depth_by_class == {"resume": 0, "high": 1, "underserved": 0, "normal": 2, "low": 1}
     worker = await world.worker("w1")
     owned = await worker.claim_one()
     stats = await world.registry.queue_stats(MODEL)

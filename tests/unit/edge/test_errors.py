@@ -72,8 +72,8 @@ def test_retry_after_is_whole_jittered_and_never_too_long(seconds: float) -> Non
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (edge_errors.TenantLimitReached("x"), "false"),
-        (edge_errors.Draining("x"), "false"),
+        (errors.TenantLimitReached("x"), "false"),
+        (edge_errors.Draining("x"), "true"),
         (errors.Quarantined("x"), "false"),
         (errors.EngineError("x"), "true"),
         (errors.Overloaded("x"), None),

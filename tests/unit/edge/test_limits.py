@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import Overloaded
+from common.errors import Overloaded, TenantLimitReached
 from edge.config import LimitSettings
-from edge.errors import TenantLimitReached
 from edge.limits import Occupancy
 
 

@@ -14,7 +14,7 @@ from common.events import Cancel, CancelReason, Drain, Ended, Failed, Grammar, I
 from common.transport.records import Owned
 from engine_worker import intake as intake_module
 from engine_worker.handoff import Add
-from engine_worker.intake import Intake
+from engine_worker.intake import Intake, Room
 from engine_worker.reporting import Reporting
 from engine_worker.sequence import Sequence
 from tests.unit.engine_worker.text_world import Inside, request
@@ -79,7 +79,7 @@ class Scene:
             self.inside.commands,
             self.inside.resumer,
             self.preparing,
-            room=lambda: room - self.inside.stage.num_sequences,
+            room=Room(free=lambda: room - self.inside.stage.num_sequences),
             reporting=Reporting(self.inside.metrics, self.inside.stage._reporting._tracing, "w"),
         )
 

@@ -1,0 +1,170 @@
+"""What a client may say and ask when there is more work than seats: deadlines, its place, one tenant's share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import httpx
+
+from edge.config import ApiSettings, LimitSettings
+from tests.integration.edge.letters_model import answer
+from tests.integration.edge.running_edge import FAST, ThreadedEdge
+from tests.integration.edge.scripted_worker import ScriptedWorker
+from tests.integration.edge.wire import (
+    CHAT,
+    body,
+    chunks_of,
+    events_of,
+    get,
+    post,
+    rest,
+    send,
+    split,
+    text_of,
+    until,
+)
+
+ASKING = {"X-Headrace-Queue-Status": "1"}
+
+
+async def test_a_client_sets_its_own_deadline(edge: ThreadedEdge, worker: ScriptedWorker) -> None:
+    await hold(worker)
+    raw = await post(edge, CHAT, body(max_tokens=3), {"X-Headrace-Deadline-S": "0.8"})
+    status, headers, document = split(raw)
+    assert (status, json.loads(document)["error"]["code"]) == (504, "deadline_exceeded")
+    assert headers["x-should-retry"] == "false"
+    worker.may_claim = True
+    await asyncio.sleep(0.3)
+    assert worker.seen == []  # expired work is never begun
+
+
+async def test_a_deadline_cannot_be_later_than_the_server_allows(
+    make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
+) -> None:
+    edge = await asyncio.to_thread(make_edge(limits=LimitSettings(request_timeout_s=1.0)).start)
+    await hold(worker)
+    status, _, _ = split(await post(edge, CHAT, body(max_tokens=3), {"X-Headrace-Deadline-S": "500"}))
+    assert status == 504
+
+
+async def test_a_deadline_that_is_none_is_400(edge: ThreadedEdge) -> None:
+    for text in ("0", "-1", "soon", "nan", "inf"):
+        status, _, raw = split(await post(edge, CHAT, body(max_tokens=3), {"X-Headrace-Deadline-S": text}))
+        assert (status, json.loads(raw)["error"]["param"]) == (400, "X-Headrace-Deadline-S"), text
+
+
+async def test_a_running_stream_past_its_deadline_ends_with_an_error(
+    edge: ThreadedEdge, worker: ScriptedWorker
+) -> None:
+    worker.step_s = 0.02
+    raw = await post(edge, CHAT, body(max_tokens=2000, stream=True), {"X-Headrace-Deadline-S": "1"})
+    documents = events_of(chunks_of(split(raw)[2]))
+    assert text_of(documents[:-2])
+    assert documents[-2][1]["error"]["code"] == "deadline_exceeded"
+    assert documents[-1][1] is None
+
+
+class TestPlaceInTheQueue:
+    async def test_a_stream_tells_its_place_until_the_first_token(
+        self, make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
+    ) -> None:
+        edge = await asyncio.to_thread(make_edge(streams=FAST.model_copy(update={"first_frame_hold_s": 0.1})).start)
+        await hold(worker)
+        before = await send(edge, CHAT, body(max_tokens=2, stream=True))
+        await asyncio.sleep(0.3)
+        bare = await send(edge, CHAT, body(max_tokens=5, stream=True), ASKING)
+        with_ids = await send(edge, CHAT, body(max_tokens=5, stream=True), {**ASKING, "X-Headrace-Resumable": "1"})
+        await asyncio.sleep(1.5)
+        worker.may_claim = True
+        for connection, position, end in ((bare, 2, b"\n\n"), (with_ids, 3, b"\n")):
+            _, headers, raw = split(await rest(connection))
+            stream = chunks_of(raw)
+            assert headers["x-headrace-queue-position"] == str(position)
+            assert stream.count(b": queue position=%d%b" % (position, end)) >= 2
+            assert text_of(events_of(stream)) == answer(5)
+        assert b": queue" not in chunks_of(split(await rest(before))[2])
+
+    async def test_any_edge_tells_where_a_request_stands(self, edge: ThreadedEdge, worker: ScriptedWorker) -> None:
+        await hold(worker)
+        connections = []
+        for k in range(3):  # what comes to two partitions in the same millisecond has no order
+            connections.append(await send(edge, CHAT, body(max_tokens=2, stream=True), {"Idempotency-Key": f"k{k}"}))
+            await asyncio.sleep(0.2)
+        ids = [split(await head(connection))[1]["x-request-id"] for connection in connections]
+        async with httpx.AsyncClient(base_url=edge.url) as client:
+            documents = [(await client.get(f"/v1/streams/{request_id}/status")).json() for request_id in ids]
+            assert [d["status"] for d in documents] == ["queued"] * 3
+            assert sorted(d["queue_position"] for d in documents) == [1, 2, 3]
+            worker.may_claim = True
+            for connection in connections:
+                await rest(connection)
+            after = (await client.get(f"/v1/streams/{ids[0]}/status")).json()
+            assert (after["status"], after["queue_position"], after["cancelled"]) == ("done", None, None)
+            unknown = await client.get(f"/v1/streams/0-018f0000-0000-7000-8000-{0:012x}/status")
+            assert unknown.status_code == 410
+
+
+class TestChunkCounts:
+    async def test_a_bare_stream_goes_on_after_the_chunks_that_were_read(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        _, headers, raw = split(await post(edge, CHAT, body(max_tokens=6, stream=True)))
+        whole = [document for _, document in events_of(chunks_of(raw))]
+        for read in range(len(whole) + 1):
+            path = f"/v1/streams/{headers['x-request-id']}?after_chunks={read}"
+            again = events_of(chunks_of(split(await get(edge, path))[2]))
+            assert [document for _, document in again] == whole[read:], read
+
+    async def test_it_goes_on_while_the_request_runs(self, edge: ThreadedEdge, worker: ScriptedWorker) -> None:
+        worker.step_s = 0.02
+        going = {"X-Headrace-On-Disconnect": "continue"}
+        connection = await send(edge, CHAT, body(max_tokens=60, stream=True), going)
+        start = await head(connection)
+        first = start + await connection[0].read(900)
+        connection[1].close()
+        _, headers, raw = split(first)
+        read = [d for _, d in events_of(chunks_of(raw[: raw.rfind(b"\n\n\r\n") + 4]))]
+        rest_of_it = split(await get(edge, f"/v1/streams/{headers['x-request-id']}?after_chunks={len(read)}"))[2]
+        documents = [("", d) for d in read] + events_of(chunks_of(rest_of_it))
+        assert text_of(documents) == answer(60)
+
+    async def test_a_count_that_is_none_is_400(self, edge: ThreadedEdge) -> None:
+        _, headers, _ = split(await post(edge, CHAT, body(max_tokens=2, stream=True)))
+        status, _, raw = split(await get(edge, f"/v1/streams/{headers['x-request-id']}?after_chunks=-1"))
+        assert (status, json.loads(raw)["error"]["param"]) == (400, "after_chunks")
+
+
+async def test_a_tenants_share_holds_over_all_edges(
+    make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
+) -> None:
+    groups = {"api": ApiSettings(api_keys=("one", "two")), "limits": LimitSettings(max_tenant_queued_requests=2)}
+    edges = [await asyncio.to_thread(make_edge(**groups).start) for _ in range(2)]
+    worker.steps.clear()
+    one, two = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
+    held = [await send(edge, CHAT, body(max_tokens=3, stream=True), one) for edge in edges]
+    await until(lambda: len(worker.running) == 2)
+    for edge in edges:
+        status, headers, raw = split(await post(edge, CHAT, body(max_tokens=3), one))
+        assert (status, json.loads(raw)["error"]["code"]) == (429, "tenant_limit_reached")
+        assert 1 <= int(headers["retry-after"]) <= 60
+    async with httpx.AsyncClient(base_url=edges[0].url) as client:
+        page = (await client.get("/metrics")).text
+    assert 'headrace_edge_rejections_total{reason="tenant_requests"} 1.0' in page
+    other = await send(edges[0], CHAT, body(max_tokens=3, stream=True), two)
+    worker.steps.set()
+    for connection in (*held, other):
+        assert split(await rest(connection))[0] == 200
+
+
+async def hold(worker: ScriptedWorker) -> None:
+    """It takes nothing more, once the claim under way is over."""
+    worker.may_claim = False
+    await asyncio.sleep(0.1)
+
+
+async def head(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """Status line and headers, with the empty line."""
+    async with asyncio.timeout(20):
+        return await connection[0].readuntil(b"\r\n\r\n")
