@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from common.errors import ConfigError
+from edge.http_protocol import BoundedProtocol
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -101,7 +102,7 @@ def _config(app: FastAPI, http: HttpSettings, streams: StreamSettings) -> uvicor
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from edge.dependencies import services_of
+from edge.errors import PathNotFound
 from edge.openai.models import ModelList, ModelObject, model_objects
 
 router = APIRouter(tags=["models"])
@@ -23,6 +24,8 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> Response:
     """One model. 404 with `model_not_found` when no worker ever registered it."""
+    if not model_id:  # of a list's address with a slash too many; no name means the default model elsewhere
+        raise PathNotFound("There is no /v1/models/ here. Did you mean /v1/models?")
     card = services_of(request).catalog.find(model_id).card
     return _json(next(item for item in model_objects(card) if item.id == model_id))
 

@@ -60,6 +60,11 @@ async def test_a_model_id_may_hold_a_slash(edge: ThreadedEdge) -> None:
     assert (answer.status_code, answer.json()["id"]) == (200, letters_model.ALIAS)
 
 
+async def test_a_model_without_an_id_is_404(edge: ThreadedEdge) -> None:
+    answer = await call(edge, "GET", "/v1/models/")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "path_not_found")
+
+
 async def test_an_unknown_model_is_404_and_names_those_there_are(edge: ThreadedEdge) -> None:
     for answer in (
         await call(edge, "GET", "/v1/models/nobody/knows"),

@@ -1,0 +1,93 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on what stands before a body.
+
+A connection may take `HEAD_TIMEOUT_S` to send the head of a request and `MAX_HEAD_BYTES` for it: without these bounds
+anybody, key or not, fills the memory or the descriptors of an edge with heads that never end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from asyncio.events import TimerHandle
+
+MAX_HEAD_BYTES: Final = 64 << 10
+HEAD_TIMEOUT_S: Final = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses heads that are malformed, too long or too slow, with an OpenAI error body, and closes the connection."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            self._stop_waiting()
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "Request Header Fields Too Large", f"The head is longer than {MAX_HEAD_BYTES} bytes.")
+        elif self._head_bytes and self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0  # what follows in the same read is not counted; a read is bounded
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for bytes that are not HTTP."""
+        self._refuse(400, "Bad Request", msg)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_answering():  # the next request may take its time while this one is being answered
+            self._await_head()
+        elif self._head_bytes:
+            self._refuse(408, "Request Timeout", f"The head did not arrive within {self.head_timeout_s:g} s.")
+        else:
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, status: int, phrase: str, message: str) -> None:
+        """Answers without the application; in the middle of another answer only the connection can end."""
+        self._stop_waiting()
+        if not self._is_answering():
+            error = {"message": message, "type": "BadRequestError", "param": None, "code": "invalid_http"}
+            body = json.dumps({"error": error}).encode()
+            head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.transport.close()
