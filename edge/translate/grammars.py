@@ -13,6 +13,7 @@ from typing import Final
 
 import llguidance
 
+from common.deep_stack import on_deep_stack
 from common.errors import InvalidRequest
 from common.events import Grammar
 
@@ -52,9 +53,7 @@ def check_grammar(grammar: Grammar, param: str) -> Grammar:
     if len(grammar.source) > MAX_SOURCE_CHARS:
         raise GrammarRefused(f"the constraint is longer than {MAX_SOURCE_CHARS} characters", param)
     try:
-        matcher = llguidance.LLMatcher(_trial_tokenizer(), _compiler_input(grammar), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        matcher = on_deep_stack(lambda: _compiled(grammar))
     except ValueError as error:
         raise GrammarRefused(_short(str(error)), param) from error
     if matcher.is_error():
@@ -73,6 +72,14 @@ def gbnf_to_lark(source: str, param: str) -> str:
     except Exception as error:  # the converter raises whatever its recursive descent runs into
         raise GrammarRefused(_short(str(error)), param) from error
     return converted
+
+
+def _compiled(grammar: Grammar) -> llguidance.LLMatcher:
+    """Where the matcher can begin. Raises ValueError when the source is malformed."""
+    matcher = llguidance.LLMatcher(_trial_tokenizer(), _compiler_input(grammar), log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
 
 
 def _compiler_input(grammar: Grammar) -> str:

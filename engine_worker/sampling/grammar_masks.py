@@ -16,6 +16,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
+from common.deep_stack import on_deep_stack
 from common.errors import InvalidRequest
 from common.events import Grammar
 from engine_worker.sequence import Sequence
@@ -55,15 +56,20 @@ class GrammarCompiler:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
-        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(verbose_errors=False))
-        # The first mask is the most expensive one, and shows what the constructor lets pass (a $ref to itself).
-        _fill_mask(matcher, np.zeros(self._num_words, dtype=np.int32))
+        matcher = on_deep_stack(lambda: self._begun(grammar))
         if matcher.is_error():
             raise InvalidRequest(f"{grammar.kind}: {_first_line(matcher.get_error())}", param="response_format")
         with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)
+        return matcher
+
+    def _begun(self, grammar: Grammar) -> LLMatcher:
+        """Where a matcher may begin, or with the error that shows at its first mask."""
+        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(verbose_errors=False))
+        # The first mask is the most expensive one, and shows what the constructor lets pass (a $ref to itself).
+        _fill_mask(matcher, np.zeros(self._num_words, dtype=np.int32))
         return matcher
 
 

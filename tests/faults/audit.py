@@ -18,12 +18,13 @@ from tests.faults.deployment import Deployment
 @dataclass(frozen=True)
 class Takeover:
     """A request that went on at another worker. ``pause_s``: from the last output before to the first after, as the
-    client saw it; None when the client was not connected all the while."""
+    client saw it; None when the client was not connected all the while. ``at``: its end, monotonic seconds."""
 
     request_id: str
     from_worker: str
     to_worker: str
     pause_s: float | None
+    at: float = 0.0
 
 
 @dataclass
@@ -158,7 +159,8 @@ def _takeovers(transcript: Transcript, events: list[Recorded]) -> list[Takeover]
             before = [at for n, at in blocks if n < item.n]
             after = [at for n, at in blocks if n > item.n]
             pause = after[0] - before[-1] if before and after and len(transcript.connections) == 1 else None
-            found.append(Takeover(transcript.request_id, owner, item.event.worker, pause))
+            at = after[0] if after else 0.0
+            found.append(Takeover(transcript.request_id, owner, item.event.worker, pause, at))
         owner = item.event.worker
     return found
 

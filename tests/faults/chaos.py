@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from engine_worker.config import LeaseSettings
-from tests.faults.audit import Findings, audit
+from tests.faults.audit import Findings, Takeover, audit
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
 from tests.faults.injector import KINDS, Injector
@@ -52,9 +52,13 @@ class Outcome:
     took_s: float
 
     def pauses(self, kind: str) -> list[float]:
-        """Seconds without output, of each stream whose worker had this fault."""
-        hurt = {fault.name for fault in self.injector.faults if fault.kind == kind}
-        return sorted(t.pause_s for t in self.findings.takeovers if t.pause_s is not None and t.from_worker in hurt)
+        """Seconds without output, of each stream whose worker had this fault last."""
+        measured = [t for t in self.findings.takeovers if t.pause_s is not None and self._cause(t) == kind]
+        return sorted(t.pause_s for t in measured if t.pause_s is not None)
+
+    def _cause(self, takeover: Takeover) -> str:
+        faults = [f for f in self.injector.faults if f.name == takeover.from_worker and f.at < takeover.at]
+        return faults[-1].kind if faults else ""
 
     def unprovoked(self) -> int:
         """Takeovers from workers that had no fault: a lease that ran out because the machine was busy. Those after a

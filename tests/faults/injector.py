@@ -61,6 +61,10 @@ class Injector:
     def counts(self) -> Counter[str]:
         return Counter(fault.kind for fault in self.faults)
 
+    @property
+    def had_every_kind(self) -> bool:
+        return set(self.counts) == set(KINDS)
+
     def edges(self) -> list[Process]:
         """Those a balancer would send clients to; some may have died a moment ago."""
         return [edge for edge in self._deployment.edges if edge.name in self._ready]

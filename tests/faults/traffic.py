@@ -38,7 +38,7 @@ class Traffic:
         self._num_asked = 0
 
     async def run_for(self, seconds: float) -> None:
-        """Ends when every client has its last answer, or has given up on it."""
+        """Ends when the time is over, every kind of fault had its turn, and every client its last answer."""
         ends_at = asyncio.get_running_loop().time() + seconds
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
@@ -48,7 +48,7 @@ class Traffic:
     async def _ask_until(self, ends_at: float, session: aiohttp.ClientSession) -> None:
         rng = Random(self._rng.random())
         client = Client(session, self._injector.edges, rng)
-        while asyncio.get_running_loop().time() < ends_at:
+        while asyncio.get_running_loop().time() < ends_at or not self._injector.had_every_kind:
             self._num_asked += 1
             feature, key = rng.choice(FEATURES), f"asked-{self._num_asked}"
             self.transcripts.append(await self._ask(client, feature, key, rng))
