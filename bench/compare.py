@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -202,6 +203,7 @@ def _listed(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> None:
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the server that is running, too
     arguments.model_dir = arguments.model_dir or ensure_demo_model(Path(".headrace/models"), print)
     if arguments.front_door:
         reports = {
