@@ -21,6 +21,7 @@ _LENGTH: Final = 24
 _CUTS: Final = (0, 9, 18, *range(19, _LENGTH + 1))
 _COMPARED: Final = (slice(0, 9), slice(9, 18), slice(18, _LENGTH))  # first chunk, later chunk, decodes
 _TOLERANCES: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+_MAX_TOLERANCE: Final = 0.3
 
 
 class Shape(Protocol):
@@ -51,16 +52,18 @@ def probe_tokens(vocab_size: int, device: torch.device) -> Tensor:
     return tokens.to(device)
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """Relative difference of hidden states that rounding explains."""
-    return _TOLERANCES[dtype]
+def tolerance(dtype: torch.dtype, expected: Tensor, again: Tensor | None) -> float:
+    """Relative difference of hidden states that rounding explains.
+
+    ``again``: the same as ``expected`` by another of transformers' own attentions. Where routers choose experts these
+    two may lie far apart in bfloat16, and so may ours.
+    """
+    usual = _TOLERANCES[dtype]
+    return usual if again is None else max(usual, min(4 * _difference(again, expected), _MAX_TOLERANCE))
 
 
 def verify(decoder: Verified, ops: Ops, tokens: Tensor, expected: Tensor, tolerance: float) -> None:
-    """``expected``: fp32 [T, D], the hidden states of ``tokens`` by transformers. Raises `Refused`.
-
-    Of each part the median token counts: a router may send a token elsewhere for a rounding error.
-    """
+    """``expected``: fp32 [T, D], the hidden states of ``tokens`` by transformers. Raises `Refused`."""
     shape = decoder.config
     cache = ops.allocate_kv(shape.num_layers, 2, PROBE_BLOCK, shape.num_kv_heads, shape.head_size)
     other = tokens.flip(0)
@@ -72,13 +75,18 @@ def verify(decoder: Verified, ops: Ops, tokens: Tensor, expected: Tensor, tolera
     logits = decoder.logits(hidden)
     if not bool(torch.isfinite(logits).all()):
         raise Refused("its logits are not finite")
-    difference = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
-    worst = max(float(difference[part].median()) for part in _COMPARED)
+    worst = _difference(hidden, expected)
     if not worst <= tolerance:
         raise Refused(
             f"over our cache it computes something else than over transformers' own attention (hidden states differ "
             f"by {worst:.1%}): its tokens influence each other in a way that a paged KV cache does not carry"
         )
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Of the part that differs most its median token: a router may send one elsewhere for a rounding error."""
+    difference = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
+    return max(float(difference[part].median()) for part in _COMPARED)
 
 
 def _metadata(start: int, end: int, device: torch.device) -> AttentionMetadata:

@@ -55,6 +55,13 @@ def test_native_kernels_give_the_same_answers(model_type: str, tmp_path: Path) -
     torch.testing.assert_close(first, [a.logprobs[0] for a in engine_answers(model, prompts(), 1)], atol=0.3, rtol=0)
 
 
+def test_plain_torch_takes_over_where_the_kernels_cannot_hold_the_heads(tmp_path: Path) -> None:
+    save_model("qwen3_moe", {**SERVED["qwen3_moe"], "head_dim": 264}, tmp_path)
+    assert load(tmp_path, backend="auto").backend == "torch"
+    with pytest.raises(ConfigError, match="backend native cannot be used"):
+        load(tmp_path, backend="native")
+
+
 @pytest.mark.parametrize("family", ["llama_3", "gemma2"])
 def test_a_family_of_our_own_can_be_computed_by_transformers_too(family: str, tmp_path: Path) -> None:
     make_model(family, tmp_path)
@@ -86,6 +93,8 @@ def test_what_our_cache_cannot_carry_is_refused_with_the_reason(model_type: str,
     ("changes", "reason"),
     [
         ({"model_type": "t5"}, "encoder and a decoder"),
+        ({"model_type": "gemma3"}, "more than text"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "layers of type conv"),
         ({"model_type": "no-such-model"}, "cannot read config.json"),
         ({"model_type": "vit"}, "no causal language model"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
