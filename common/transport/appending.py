@@ -37,8 +37,8 @@ class Batch:
             names += (keys.request(item.request_id), keys.output(item.request_id))
         return names
 
-    def arguments(self, settings: RedisSettings, token: str) -> list[Any]:
-        arguments: list[Any] = [GROUP, settings.retention_s, int(settings.reader_timeout_s * 1000), token]
+    def arguments(self, settings: RedisSettings, token: str, reader_timeout_ms: int) -> list[Any]:
+        arguments: list[Any] = [GROUP, settings.retention_s, reader_timeout_ms, token]
         for item, payloads in zip(self.items, self.payloads, strict=True):
             arguments += (item.epoch, item.first_n, int(item.is_final), len(payloads), *payloads)
         return arguments

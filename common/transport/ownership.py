@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 _OWN_CHUNK: Final = 64
 _RECHECK_S: Final = 3.0
 _NO_LEASE_PAUSE_S: Final = 0.05
+_NEVER_MS: Final = 1 << 40
 
 
 class Ownership:
@@ -52,6 +54,7 @@ class Ownership:
         self._absent: AbsenceWatch[tuple[int, str]] = AbsenceWatch(lease.ttl_s / 2)
         self._generation = client.generation
         self._recheck_at = time.monotonic()  # a reused worker name may have a history already
+        self._trouble_at = -math.inf  # when the log last failed us: edges could not say either that they read
 
     @property
     def held(self) -> dict[str, int]:
@@ -130,6 +133,7 @@ class Ownership:
             self._settle(items[index], outcome)
         for reply in replies:
             if isinstance(reply, BaseException):
+                self._trouble_at = time.monotonic()
                 raise reply
         return [outcomes[index] for index in range(len(items))]
 
@@ -165,6 +169,7 @@ class Ownership:
         try:
             yield owned
         except LogUnavailable:
+            self._trouble_at = time.monotonic()
             if not owned:
                 raise
         except BaseException:
@@ -205,7 +210,7 @@ class Ownership:
             *keys.queues(partition, self._model),
         ]
         arguments: list[Any] = [GROUP, lease.worker, lease.token, self._max_attempts, settings.retention_s]
-        arguments.append(int(settings.reader_timeout_s * 1000))
+        arguments.append(self._reader_timeout_ms())
         for entry in entries:
             names += (keys.request(entry.request_id), keys.output(entry.request_id))
             known = self._held.get(entry.request_id, "")
@@ -249,8 +254,14 @@ class Ownership:
 
     async def _append(self, batch: Batch) -> Any:
         names = batch.keys(self._client.keys, self._model)
-        arguments = batch.arguments(self._client.settings, self._lease.token)
+        arguments = batch.arguments(self._client.settings, self._lease.token, self._reader_timeout_ms())
         return await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
+
+    def _reader_timeout_ms(self) -> int:
+        """After the log was away or full, edges get their time to say so before a request counts as orphaned."""
+        timeout_s = self._client.settings.reader_timeout_s
+        is_in_doubt = time.monotonic() - self._trouble_at < timeout_s
+        return _NEVER_MS if is_in_doubt else int(timeout_s * 1000)
 
     def _settle(self, item: AppendItem, outcome: AppendOutcome) -> None:
         is_over = item.is_final and outcome.status in (AppendStatus.APPENDED, AppendStatus.DUPLICATE)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from common.errors import ConfigError, LogUnavailable, Overloaded
-from common.events import Recorded
+from common.events import CancelReason, Recorded
 from common.transport import AppendStatus, FrameBus, LogClient, RedisSettings, Resubscribed, Submission, Submitted
 from tests.behaviour.transport.world import MODEL, PLENTY, World, ended, started, tokens
 from tests.servers import Sentinel, Server, debian_redis, free_port, running
@@ -226,6 +226,28 @@ async def test_nobody_there_is_said_in_time() -> None:
         client_url = RedisSettings(redis_url=url, redis_retry_s=0.0)
         with pytest.raises(LogUnavailable):
             await LogClient.open(client_url)
+
+
+async def test_an_outage_longer_than_readers_are_waited_for_orphans_nobody() -> None:
+    patience = {"reader_timeout_s": 0.4, "redis_retry_s": 0.1}
+    with running(Server()) as server:
+        async with world_on(server, **patience) as world:
+            worker = await world.worker("w1")
+            await world.submit_new()
+            owned = await worker.claim_one()
+            server.kill()
+            await asyncio.sleep(0.6)
+            with pytest.raises(LogUnavailable):
+                await worker.append(owned, 1, started(1))
+            server.start()
+            worker.lease.renew()
+            with contextlib.suppress(LogUnavailable):  # the connection that died
+                await worker.append(owned, 1, started(1))
+            outcome = await worker.append(owned, 2, tokens(1, 1))
+            assert (outcome.status, outcome.cancel) == (AppendStatus.APPENDED, None)
+            await asyncio.sleep(0.6)
+            outcome = await worker.append(owned, 3, tokens(1, 1))
+            assert outcome.cancel is CancelReason.ORPHANED  # now nobody has said anything for long enough
 
 
 async def test_strict_durability_waits_for_the_replicas() -> None:

@@ -1,0 +1,1 @@
+"""Whole deployments while they are operated: restarted one process after the other, on servers of every kind."""
