@@ -68,9 +68,12 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {name!r} is not a torch device", param="device") from error
+        device = torch.device(name)
+        torch.empty(0, device=device)  # a device may have a name and not exist
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(f"device: {name!r} cannot be used: {reason}", param="device") from error
+    return device
 
 
 def _native(

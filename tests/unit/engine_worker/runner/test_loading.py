@@ -125,9 +125,10 @@ def test_settings_that_cannot_be_met(directory: Path, settings: Any, error: type
         load_engine_model(ModelSettings(**{"model": str(directory), **settings}), ComputeSettings(backend="torch"))
 
 
-def test_a_device_that_does_not_exist(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="'toaster' is not a torch device"):
-        load_engine_model(ModelSettings(model=str(directory)), ComputeSettings(device="toaster"))
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_a_device_that_does_not_exist(directory: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used"):
+        load_engine_model(ModelSettings(model=str(directory)), ComputeSettings(device=device))
 
 
 def test_a_shape_other_than_the_configuration_says(changed: Callable[..., Path]) -> None:
