@@ -22,9 +22,9 @@ from engine_worker.step import StepResult
 
 
 def load(directory: Path, backend: str = "torch", **settings: Any) -> LoadedModel:
-    """fp32 unless told otherwise."""
+    """fp32 unless told otherwise; one thread, since threads that wait for each other crawl where tests share the CPUs."""
     model = ModelSettings(model=str(directory), **{"dtype": "float32", **settings})
-    return load_engine_model(model, ComputeSettings(backend=backend, num_threads=2))  # type: ignore[arg-type]
+    return load_engine_model(model, ComputeSettings(backend=backend, num_threads=1))
 
 
 class SmallWorld:

@@ -20,7 +20,8 @@ MERGES = ["a b", "Ġ ab", "c d", "ab cd", "1 2", "12 3"]
 def permute(weight: Array, num_heads: int) -> Array:
     """Rows of Q or K as llama.cpp wants them for its Llama: the two halves of each head interleaved."""
     shape = weight.shape
-    return weight.reshape(num_heads, 2, shape[0] // num_heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    halves: Array = weight.reshape(num_heads, 2, shape[0] // num_heads // 2, *shape[1:])
+    return halves.swapaxes(1, 2).reshape(shape)
 
 
 def write_gguf(
@@ -84,7 +85,8 @@ def llama_tensors(type_name: str = "F32", seed: int = 3) -> dict[str, tuple[Arra
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> Array:
-        return (random.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
+        values: Array = (random.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
+        return values
 
     norm = (np.ones(64, np.float32), "F32")
     tensors: dict[str, tuple[Array, str]] = {
