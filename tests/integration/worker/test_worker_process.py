@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common.events import CancelReason, Ended, FinishReason, Grammar, Started
+from common.events import CancelReason, Ended, FinishReason, Grammar, Milestone, Started
 from common.request_state import fold
 from common.transport import CancelOutcome
 from tests.integration.worker.conftest import LEASE_S, Fleet, assert_exact
@@ -195,3 +195,18 @@ async def test_a_worker_takes_no_more_than_its_seats(fleet: Fleet) -> None:
     assert max(stats.get("requests", 0) for stats in seen) == 16
     for one in made:
         await assert_exact(one, await fleet.events(one))
+
+
+async def test_an_urgent_request_gets_a_seat_at_a_full_worker(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    made = [await fleet.submit(seed, max_tokens=150) for seed in range(20)]
+    await fleet.until_length(made[0], 3)
+    urgent = await fleet.submit(99, max_tokens=5, priority=-1)
+    answer = await fleet.events(urgent)
+    await assert_exact(urgent, answer)
+    others = [await fleet.events(one) for one in made]
+    for one, events in zip(made, others, strict=True):
+        await assert_exact(one, events)
+    assert answer[-1].event.t < min(events[-1].event.t for events in others)  # it waited for none of them to end
+    milestones = [item.event.what for events in others for item in events if isinstance(item.event, Milestone)]
+    assert "preempted" in milestones

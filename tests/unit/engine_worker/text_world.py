@@ -68,7 +68,7 @@ def request(
     request_id: str = "0-r1", *, prompt: Sequence[int] = (1, 2, 3), n: int = 1, **sampling: Any
 ) -> EngineRequest:
     prompts = sampling.pop("prompts", (tuple(prompt),))
-    deadline_s = sampling.pop("deadline_s", None)
+    deadline_s, priority = sampling.pop("deadline_s", None), sampling.pop("priority", 0)
     return EngineRequest(
         request_id=request_id,
         model="tiny",
@@ -77,6 +77,7 @@ def request(
         sampling=SamplingParams(**{"max_tokens": 12, **sampling}),
         arrival_s=1.0,
         deadline_s=deadline_s,
+        priority=priority,
     )
 
 
