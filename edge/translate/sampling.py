@@ -55,7 +55,7 @@ def sampling_params(
     """Raises `InvalidRequest` naming the first field that is out of its range."""
     defaults = card.generation_defaults
     repetition = _first(body.repetition_penalty, defaults.repetition_penalty, 1.0)
-    return SamplingParams(
+    sampling = SamplingParams(
         max_tokens=budget.max_tokens,
         seed=_seed(body.seed),
         temperature=_temperature(_first(body.temperature, defaults.temperature, 1.0)),
@@ -79,6 +79,21 @@ def sampling_params(
         prompt_logprobs=reporting.prompt_logprobs,
         grammar=reporting.grammar,
     )
+    _check_a_token_is_left(sampling)
+    return sampling
+
+
+def _check_a_token_is_left(sampling: SamplingParams) -> None:
+    """What is allowed must not all be forbidden by other fields: the first step would find nothing to draw."""
+    if not sampling.allowed_token_ids:
+        return
+    forbidden = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+    if sampling.min_tokens:
+        forbidden.update(sampling.eos_token_ids, sampling.stop_token_ids)
+    if forbidden.issuperset(sampling.allowed_token_ids):
+        raise InvalidRequest(
+            "allowed_token_ids leaves no token: min_tokens and bad_words forbid all of them", param="allowed_token_ids"
+        )
 
 
 def output_budget(asked: int | None, param: str, room: int, default: int | None) -> Budget:

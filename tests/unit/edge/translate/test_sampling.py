@@ -51,6 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
     ({"logit_bias": {"12345678": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"one": 1, "two": 2}}, "logit_bias"),
