@@ -22,7 +22,7 @@ from engine_worker.step import StepResult
 
 
 def load(directory: Path, backend: str = "torch", **settings: Any) -> LoadedModel:
-    """fp32 unless told otherwise; one thread, since threads that wait for each other crawl where tests share the CPUs."""
+    """fp32 unless told otherwise; one thread, since threads that wait for each other crawl on a busy machine."""
     model = ModelSettings(model=str(directory), **{"dtype": "float32", **settings})
     return load_engine_model(model, ComputeSettings(backend=backend, num_threads=1))
 
