@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from common.events import Grammar
 from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
 from engine_worker.engine import Engine
 from engine_worker.kv_cache.manager import KvCacheManager
+from engine_worker.runner.cuda_graphs import cuda_capture
 from engine_worker.runner.kv_tensors import KvCachePlan, plan_kv_cache
 from engine_worker.runner.loading import LoadedModel, load_engine_model
 from engine_worker.runner.model_runner import ModelRunner
@@ -51,14 +54,29 @@ def load_engine(settings: EngineSettings) -> Assembly:
     """Load the model and size the cache by what memory is left. Raises what `load_engine_model` and `plan_kv_cache`
     raise: all of it `ConfigError`."""
     model = load_engine_model(settings.model, settings.compute)
-    plan = plan_kv_cache(settings.kv_cache, model.ops, model.config, model.max_model_len)
-    return assemble(model, plan, settings.scheduler, enable_prefix_caching=settings.kv_cache.enable_prefix_caching)
+    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else None
+    plan = plan_kv_cache(settings.kv_cache, model.ops, model.config, model.max_model_len, free)
+    return assemble(
+        model,
+        plan,
+        settings.scheduler,
+        enable_prefix_caching=settings.kv_cache.enable_prefix_caching,
+        cuda_graphs=settings.compute.cuda_graphs,
+    )
 
 
 def assemble(
-    model: LoadedModel, plan: KvCachePlan, scheduler: SchedulerSettings, *, enable_prefix_caching: bool
+    model: LoadedModel,
+    plan: KvCachePlan,
+    scheduler: SchedulerSettings,
+    *,
+    enable_prefix_caching: bool,
+    cuda_graphs: bool = True,
 ) -> Assembly:
-    """A fresh engine with an empty cache of ``plan``'s size; the weights of ``model`` may be shared by several."""
+    """A fresh engine with an empty cache of ``plan``'s size; the weights of ``model`` may be shared by several.
+
+    ``cuda_graphs``: whether decode steps are recorded where they can be.
+    """
     kv_cache = KvCacheManager(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -67,6 +85,8 @@ def assemble(
         enable_prefix_caching=enable_prefix_caching,
     )
     grammars = GrammarCompiler(model.tokenizer_json, model.vocab_size, model.eos_token_ids)
-    runner = ModelRunner(model, plan, scheduler, kv_cache.block_tables, Sampler(model.vocab_size, grammars))
+    capture = cuda_capture(model) if cuda_graphs else None
+    sampler = Sampler(model.vocab_size, grammars)
+    runner = ModelRunner(model, plan, scheduler, kv_cache.block_tables, sampler, capture=capture)
     engine = Engine(Scheduler(scheduler, kv_cache, plan.max_model_len), kv_cache, runner)
     return Assembly(engine, model, plan, kv_cache, grammars, runner)

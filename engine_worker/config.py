@@ -118,7 +118,7 @@ class ComputeSettings(Settings):
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
     )
     cuda_graphs: bool = Field(
-        True, description="Record decode steps as CUDA graphs; of no meaning on a CPU or with other operators than triton."
+        True, description="Record decode steps as CUDA graphs; without meaning but for our own decoders on triton."
     )
 
 
@@ -158,8 +158,8 @@ class WorkerSettings(Settings):
         3,
         ge=1,
         le=100,
-        description="A request taken from more than so many dead workers in a row, none of which brought it further, is "
-        "quarantined as their likely killer.",
+        description="A request taken from more than so many dead workers in a row, none of which brought it further, "
+        "is quarantined as their likely killer.",
     )
     max_output_backlog_steps: int = Field(
         64, ge=1, le=100_000, description="Steps whose results wait for the log before the engine pauses."

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine_worker.config import SchedulerSettings
 from engine_worker.kernels.ops import KvCache
+from engine_worker.runner.cuda_graphs import Capture, DecodeGraphs
 from engine_worker.runner.inputs import Prepared, StepInputs
 from engine_worker.runner.kv_tensors import KvCachePlan, allocate_kv
 from engine_worker.runner.loading import LoadedModel
 from engine_worker.sampling.logprobs import prompt_logprobs, prompt_positions
 from engine_worker.sampling.sampler import Sampler
-from engine_worker.sequence import Sequence
 from engine_worker.step import PromptLogprobs, StepOutput, StepPlan
 
 # Rows of logits made at a time for prompt log probabilities: bounds the memory that a long prompt takes.
@@ -36,12 +36,20 @@ class ModelRunner:
         block_tables: npt.NDArray[np.int32],
         sampler: Sampler,
         clock: Callable[[], float] = time.perf_counter,
+        capture: Capture | None = None,
     ) -> None:
-        """``block_tables``: the KV cache manager's own array, int32 [max_num_seqs, max_blocks_per_seq]."""
+        """``block_tables``: the KV cache manager's own array, int32 [max_num_seqs, max_blocks_per_seq].
+
+        ``capture``: how decode steps are recorded; None: they are not.
+        """
         self._decoder = model.decoder
         self._sampler = sampler
         self._clock = clock
-        self._cache = allocate_kv(kv_plan, model.ops, model.config)
+        spare_blocks = 0 if capture is None else 1  # what rows that pad a batch write to
+        self._cache = allocate_kv(kv_plan, model.ops, model.config, spare_blocks)
+        self._graphs = (
+            None if capture is None else DecodeGraphs(model.decoder, self._cache, scheduler.max_num_seqs, capture)
+        )
         self._inputs = StepInputs(
             max_tokens=scheduler.max_num_batched_tokens,
             max_sequences=scheduler.max_num_seqs,
@@ -49,6 +57,7 @@ class ModelRunner:
             vocab_size=model.vocab_size,
             block_tables=block_tables,
             device=model.device,
+            padding_block=kv_plan.num_blocks if spare_blocks else None,
         )
 
     @property
@@ -60,15 +69,14 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepOutput:
         """See `engine_worker.engine.Runner`. A sequence whose token ids or logits are not usable fails alone."""
         started = self._clock()
-        inputs = self._inputs.build(plan)
+        num_rows = self._graphs.num_rows(plan) if self._graphs else None
+        inputs = self._inputs.build(plan, num_rows)
         prepared = self._clock()
         failed = {id(sequence) for sequence, _ in inputs.failed}
-        hidden = self._decoder.hidden(inputs.token_ids, self._cache, inputs.meta)
-        rows, sequences = _sampling_rows(plan, inputs, failed)
-        logits = self._decoder.logits(hidden if rows is None else hidden[rows]) if sequences else None
+        hidden, logits = self._forward(inputs) if num_rows is None else self._replay(inputs, plan.num_tokens)
         forwarded = self._clock()
         scores = self._score_prompts(plan, inputs, hidden, failed)
-        sampled = self._sampler.sample(logits, sequences) if logits is not None else None
+        sampled = self._sampler.sample(logits, inputs.sampling) if logits is not None else None
         return StepOutput(
             sampled=sampled.sampled if sampled else (),
             prompt_logprobs=scores,
@@ -79,6 +87,23 @@ class ModelRunner:
                 "sample": self._clock() - forwarded,
             },
         )
+
+    def _replay(self, inputs: Prepared, num_tokens: int) -> tuple[Tensor, Tensor | None]:
+        """`_forward` for a padded batch: its first ``num_tokens`` rows count."""
+        assert self._graphs is not None
+        hidden, logits = self._graphs.run(inputs.token_ids, inputs.meta)
+        rows = inputs.sampling_rows
+        if not inputs.sampling:
+            return hidden[:num_tokens], None
+        return hidden[:num_tokens], logits[:num_tokens] if rows is None else logits[rows]
+
+    def _forward(self, inputs: Prepared) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of the step's tokens, and the logits of the rows that draw a token, if any does."""
+        rows = inputs.sampling_rows
+        hidden = self._decoder.hidden(inputs.token_ids, self._cache, inputs.meta)
+        if not inputs.sampling:
+            return hidden, None
+        return hidden, self._decoder.logits(hidden if rows is None else hidden[rows])
 
     def _score_prompts(
         self, plan: StepPlan, inputs: Prepared, hidden: Tensor, failed: set[int]
@@ -98,17 +123,3 @@ class ModelRunner:
             logprobs = tuple(score for part_scores in parts for score in part_scores.logprobs)
             scores.append(PromptLogprobs(item.sequence, positions.start, logprobs))
         return tuple(scores)
-
-
-def _sampling_rows(plan: StepPlan, inputs: Prepared, failed: set[int]) -> tuple[Tensor | None, list[Sequence]]:
-    """Rows of the hidden states whose sequences draw a token (None = all, in order), and these sequences."""
-    ends = [*inputs.first_token.tolist()[1:], plan.num_tokens]
-    chosen = [
-        (end - 1, item.sequence)
-        for end, item in zip(ends, plan.scheduled, strict=True)
-        if item.samples and id(item.sequence) not in failed
-    ]
-    sequences = [sequence for _, sequence in chosen]
-    if len(chosen) == plan.num_tokens:
-        return None, sequences
-    return torch.tensor([row for row, _ in chosen], device=inputs.token_ids.device), sequences

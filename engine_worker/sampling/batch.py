@@ -16,6 +16,7 @@ from engine_worker.sampling.grammar_masks import GrammarCompiler, GrammarMatcher
 from engine_worker.sampling.penalties import Penalties, has_penalties
 from engine_worker.sampling.rng import UniformTable
 from engine_worker.sampling.scratch import Scratch
+from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 
 _Rows = list[tuple[int, Sequence]]
@@ -44,7 +45,7 @@ class DrawGroup:
 
     def draw(self, logits: Tensor, maxima: Tensor, token_ids: Tensor, scratch: Scratch) -> None:
         """Write this group's rows of ``token_ids``; its rows of ``logits`` may be overwritten."""
-        uniform = torch.from_numpy(self._uniforms.take([s.num_tokens for s in self._sequences])).to(logits.device)
+        uniform = to_device(self._uniforms.take([s.num_tokens for s in self._sequences]), logits.device)
         rows = scratch.rows("logits", logits, self._index)
         scaled = scale(rows, maxima[self._index], self._temperature)
         token_ids[self._index] = self._draw(scaled, uniform, self._cuts, scratch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from common.events import SamplingParams
+from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 
 NEVER = float("-inf")
@@ -54,7 +56,7 @@ class TokenConstraints:
         return [token for token in tokens if 0 <= token < self._vocab_size]
 
     def _index(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        index = torch.tensor(pairs, dtype=torch.long, device=self._device).reshape(-1, 2)
+        index = to_device(np.array(pairs, dtype=np.int64).reshape(-1, 2), self._device)
         return index[:, 0], index[:, 1]
 
 

@@ -12,13 +12,13 @@ from collections import OrderedDict
 from typing import Final
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
 from common.deep_stack import on_deep_stack
 from common.errors import InvalidRequest
 from common.events import Grammar
+from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 
 MAX_GRAMMARS: Final = 256  # compiled grammars kept
@@ -98,7 +98,7 @@ class GrammarMatcher:
         if self._matcher.is_error():
             return f"grammar: {_first_line(self._matcher.get_error())}"
         forbidden = np.unpackbits(~self._mask.view(np.uint8), bitorder="little")[: len(row)]
-        row.masked_fill_(torch.from_numpy(forbidden.view(np.bool_)).to(row.device), float("-inf"))
+        row.masked_fill_(to_device(forbidden.view(np.bool_), row.device), float("-inf"))
         return None
 
 

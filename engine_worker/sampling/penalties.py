@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.events import SamplingParams
+from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 
 
@@ -72,4 +73,4 @@ class Penalties:
         logits[rows, ids] = values
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)

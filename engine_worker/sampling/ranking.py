@@ -21,19 +21,16 @@ def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def ranked_on_device(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`ranked` in torch alone."""
-    found, ids = values.topk(min(k + 1, values.shape[1]))
-    tied = (found[:, 1:] == found[:, :-1]) & (found[:, 1:] > float("-inf"))
-    if bool(tied.any()):
-        # topk leaves open which of equal values it takes and how it orders them.
-        for row in tied[:, k - 1 : k].any(1).nonzero().flatten().tolist():  # a tie across the cut
-            candidates = (values[row] >= found[row, k - 1]).nonzero().flatten()
-            order = values[row, candidates].sort(descending=True, stable=True).indices[:k]
-            ids[row, :k] = candidates[order]
-        ids = ids[:, :k].sort(dim=1).values
-        found, order = values.gather(1, ids).sort(dim=1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    return found[:, :k], ids[:, :k]
+    """`ranked` in torch alone, and without asking the device for anything in between.
+
+    topk leaves open which of equal values it takes and how it orders them, and in 16-bit models many are equal. So it
+    is given keys that differ: the value's bits, made to sort as integers, above the id counted from the end.
+    """
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys = keys.mul_(1 << 32).add_(torch.arange(values.shape[1] - 1, -1, -1, device=values.device))
+    ids = values.shape[1] - 1 - (keys.topk(k).values & 0xFFFFFFFF)
+    return values.gather(1, ids), ids
 
 
 def _ranked_ids(row: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:

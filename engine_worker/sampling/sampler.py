@@ -92,11 +92,13 @@ def one_thread_if(is_small: bool) -> Iterator[None]:
 
 def _draw(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch) -> list[int]:
     """A token for each row; rows without a token that may be drawn are added to ``failed``."""
-    token_ids = _argmax(logits)
+    if logits.device.type != "cpu":
+        return draw_on_device(logits, batch, failed, scratch)
+    token_ids = torch.from_numpy(logits.numpy().argmax(1))  # several times as fast as torch's; the first of equal ones
     maxima = logits.gather(1, token_ids[:, None])[:, 0]
     for row, maximum in enumerate(maxima.tolist()):
         if not math.isfinite(maximum):
-            failed.setdefault(row, f"no token can be drawn: the highest logit is {maximum}")
+            failed.setdefault(row, _cannot_draw(maximum))
             logits[row] = maxima[row] = 0.0  # so that what follows need not mind
     for group in batch.groups:
         group.draw(logits, maxima, token_ids, scratch)
@@ -104,9 +106,25 @@ def _draw(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch
     return result
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    """int64 [R], the first of equal maxima. numpy's is several times as fast as torch's on a CPU."""
-    return torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
+def draw_on_device(logits: Tensor, batch: Batch, failed: dict[int, str], scratch: Scratch) -> list[int]:
+    """The same without asking the device in between: once, at the end, for tokens and highest logits together."""
+    token_ids = logits.argmax(1)
+    maxima = logits.gather(1, token_ids[:, None])[:, 0]
+    if batch.groups:
+        unusable = ~maxima.isfinite()
+        logits.masked_fill_(unusable[:, None], 0.0)
+        usable = maxima.masked_fill(unusable, 0.0)
+        for group in batch.groups:
+            group.draw(logits, usable, token_ids, scratch)
+    drawn, highest = torch.stack([token_ids.double(), maxima.double()]).tolist()
+    for row, maximum in enumerate(highest):
+        if not math.isfinite(maximum):
+            failed.setdefault(row, _cannot_draw(maximum))
+    return [int(token) for token in drawn]
+
+
+def _cannot_draw(maximum: float) -> str:
+    return f"no token can be drawn: the highest logit is {maximum}"
 
 
 def _scores(raw: Tensor | None, batch: Batch, token_ids: list[int]) -> dict[int, TokenLogprobs]:
