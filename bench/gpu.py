@@ -128,9 +128,9 @@ def _device_ms(run: Callable[[], object], repeats: int = 20) -> float:
     """Median on the GPU's own clock. Writing a large buffer first empties its cache and hides the launches."""
     flush = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     run()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         flush.zero_()
         start.record()
         run()

@@ -101,7 +101,7 @@ def ragged(lengths: Lengths, block_size: int, device: torch.device) -> tuple[Att
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).int()
     tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
     positions, slots = [], []
-    for row, ((new, total), blocks) in enumerate(zip(lengths, order.split(counts), strict=True)):
+    for row, ((new, total), blocks) in enumerate(zip(lengths, torch.split(order, counts), strict=True)):
         tables[row, : len(blocks)] = blocks
         at = torch.arange(total - new, total)
         positions.append(at)
