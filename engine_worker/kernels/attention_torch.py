@@ -6,6 +6,7 @@ Decodes (one query token) are computed together, padded to the longest; every ot
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,10 @@ class TorchKvCache:
     values: list[Tensor]
     num_blocks: int
     block_size: int
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        for layer in (*self.keys, *self.values):
+            layer[list(blocks)] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,12 @@ class CpuKvCache:
     keys: tuple[int, ...]  # address for each layer
     values: tuple[int, ...]
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        key_bytes = self.values[0] - self.keys[0]  # of all blocks of a layer
+        layers = self.memory.view(len(self.keys), self.layer_bytes)
+        for part in (layers[:, :key_bytes], layers[:, key_bytes:]):
+            part.view(len(self.keys), self.num_blocks, -1)[:, list(blocks)] = 0
+
 
 class CpuOps:
     """Native kernels for weights of one format; see `engine_worker.kernels.ops.Ops` for the operators.

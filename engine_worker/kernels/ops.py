@@ -117,6 +117,10 @@ class KvCache(Protocol):
     @property
     def block_size(self) -> int: ...
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Set K and V of these blocks to zero in all layers."""
+        ...
+
 
 class Ops(Protocol):
     """See the module. Shapes: T tokens, D hidden size, H heads, KH KV heads, HD head size, I intermediate size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,6 +34,10 @@ class TritonKvCache:
     values: tuple[Tensor, ...]
     num_blocks: int
     block_size: int
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        for layer in (*self.keys, *self.values):
+            layer[list(blocks)] = 0
 
 
 class TritonOps:

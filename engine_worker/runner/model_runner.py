@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 import numpy as np
@@ -17,12 +17,15 @@ from engine_worker.runner.cuda_graphs import Capture, DecodeGraphs
 from engine_worker.runner.inputs import Prepared, StepInputs
 from engine_worker.runner.kv_tensors import KvCachePlan, allocate_kv
 from engine_worker.runner.loading import LoadedModel
+from engine_worker.runner.stale_blocks import StaleBlocks, not_finite
 from engine_worker.sampling.logprobs import prompt_logprobs, prompt_positions
-from engine_worker.sampling.sampler import Sampler
+from engine_worker.sampling.sampler import Sampler, SamplerOutput
+from engine_worker.sequence import Sequence
 from engine_worker.step import PromptLogprobs, StepOutput, StepPlan
 
 # Rows of logits made at a time for prompt log probabilities: bounds the memory that a long prompt takes.
 _SCORED_ROWS: Final = 256
+_NOT_FINITE: Final = "computing it gave numbers that are not finite (nan or infinity)"
 
 
 class ModelRunner:
@@ -47,6 +50,8 @@ class ModelRunner:
         self._clock = clock
         spare_blocks = 0 if capture is None else 1  # what rows that pad a batch write to
         self._cache = allocate_kv(kv_plan, model.ops, model.config, spare_blocks)
+        self._stale = StaleBlocks(self._cache, block_tables)
+        self._checks_hidden = model.device.type == "cpu"
         self._graphs = (
             None if capture is None else DecodeGraphs(model.decoder, self._cache, scheduler.max_num_seqs, capture)
         )
@@ -70,23 +75,36 @@ class ModelRunner:
         """See `engine_worker.engine.Runner`. A sequence whose token ids or logits are not usable fails alone."""
         started = self._clock()
         num_rows = self._graphs.num_rows(plan) if self._graphs else None
+        self._stale.clear_for(plan)
         inputs = self._inputs.build(plan, num_rows)
         prepared = self._clock()
-        failed = {id(sequence) for sequence, _ in inputs.failed}
         hidden, logits = self._forward(inputs) if num_rows is None else self._replay(inputs, plan.num_tokens)
         forwarded = self._clock()
+        failed = self._failed(plan, inputs, hidden)
         scores = self._score_prompts(plan, inputs, hidden, failed)
-        sampled = self._sampler.sample(logits, inputs.sampling) if logits is not None else None
+        sampled = self._sampler.sample(logits, inputs.sampling) if logits is not None else SamplerOutput(())
+        failed = dict(sampled.failed) | failed
+        for sequence in failed:
+            self._stale.leave(sequence)
         return StepOutput(
-            sampled=sampled.sampled if sampled else (),
+            sampled=tuple(token for token in sampled.sampled if token.sequence not in failed),
             prompt_logprobs=scores,
-            failed=inputs.failed + (sampled.failed if sampled else ()),
+            failed=tuple(failed.items()),
             timings_s={
                 "prepare": prepared - started,
                 "forward": forwarded - prepared,
                 "sample": self._clock() - forwarded,
             },
         )
+
+    def _failed(self, plan: StepPlan, inputs: Prepared, hidden: Tensor) -> dict[Sequence, str]:
+        """Sequences that cannot go on, with the reason, before anything is made of their hidden states."""
+        failed = dict(inputs.failed)
+        # On a GPU the sampler finds them when they come to draw a token: looking here waits for the device once more.
+        if self._checks_hidden or any(item.sequence.scores_prompt for item in plan.scheduled):
+            for sequence in not_finite(plan, hidden):
+                failed.setdefault(sequence, _NOT_FINITE)
+        return failed
 
     def _replay(self, inputs: Prepared, num_tokens: int) -> tuple[Tensor, Tensor | None]:
         """`_forward` for a padded batch: its first ``num_tokens`` rows count."""
@@ -106,12 +124,12 @@ class ModelRunner:
         return hidden, self._decoder.logits(hidden if rows is None else hidden[rows])
 
     def _score_prompts(
-        self, plan: StepPlan, inputs: Prepared, hidden: Tensor, failed: set[int]
+        self, plan: StepPlan, inputs: Prepared, hidden: Tensor, failed: Container[Sequence]
     ) -> tuple[PromptLogprobs, ...]:
         scores = []
         for item, first in zip(plan.scheduled, inputs.first_token.tolist(), strict=True):
             positions = prompt_positions(item) if item.sequence.scores_prompt else range(0)
-            if not positions or id(item.sequence) in failed:
+            if not positions or item.sequence in failed:
                 continue
             # Position p is scored by the logits of p - 1, which is token p - 1 - start of this step's chunk.
             offset = first - item.start - 1

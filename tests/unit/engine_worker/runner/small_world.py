@@ -11,7 +11,6 @@ from common.events import SamplingParams
 from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
 from engine_worker.engine import Engine
 from engine_worker.kv_cache.manager import KvCacheManager
-from engine_worker.models.registry import Decoder
 from engine_worker.runner.kv_tensors import plan_kv_cache
 from engine_worker.runner.loading import LoadedModel, load_engine_model
 from engine_worker.runner.model_runner import ModelRunner
@@ -31,14 +30,17 @@ class SmallWorld:
     """``steps`` keeps every step's result."""
 
     def __init__(
-        self, model: LoadedModel, *, decoder: Decoder | None = None, num_batched_tokens: int = 64, cache_mib: int = 4
+        self, model: LoadedModel, *, num_batched_tokens: int = 64, cache_mib: int = 4, cache_blocks: int | None = None
     ) -> None:
-        self.model = model if decoder is None else dataclasses.replace(model, decoder=decoder)
+        """``cache_blocks``: exactly so many, instead of what ``cache_mib`` holds."""
+        self.model = model
         settings = SchedulerSettings(
             max_num_seqs=8, max_num_batched_tokens=num_batched_tokens, max_prefill_tokens_beside_decodes=16
         )
         cache = KvCacheSettings(kv_cache_memory_bytes=cache_mib << 20)
         plan = plan_kv_cache(cache, model.ops, model.config, model.max_model_len)
+        if cache_blocks is not None:
+            plan = dataclasses.replace(plan, num_blocks=cache_blocks, num_tokens=cache_blocks * plan.block_size)
         self.kv_cache = KvCacheManager(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from torch import Tensor
 
 from engine_worker.kernels.build import BuildSettings as KernelBuild
 from engine_worker.kernels.build import KernelsUnavailable, build
-from engine_worker.kernels.ops import AttentionMetadata, KvCache
-from engine_worker.models.registry import Decoder
 from engine_worker.runner.loading import LoadedModel
 from tests.unit.engine_worker.models.tiny_models import VOCAB_SIZE, make_model, reference_logits
 from tests.unit.engine_worker.runner.small_world import SmallWorld, load
@@ -32,11 +30,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(params=["torch", "native"])
 def model(request: pytest.FixtureRequest, saved: tuple[Path, Any]) -> LoadedModel:
     if request.param == "native":
-        try:
-            build(KernelBuild())
-        except KernelsUnavailable as error:
-            pytest.skip(str(error))
+        _need_native()
     return load(saved[0], request.param)
+
+
+def _need_native() -> None:
+    try:
+        build(KernelBuild())
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
 
 
 def _greedy(reference: Any, prompt: list[int], num_tokens: int) -> list[int]:
@@ -97,36 +99,54 @@ def test_tokens_that_the_model_does_not_have_fail_their_sequence_alone(model: Lo
     assert beside.output_token_ids() == good.output_token_ids()
 
 
-class _Poisoned:
-    """Makes the hidden states of tokens behind a certain one not a number, as an overflow would."""
-
-    def __init__(self, decoder: Decoder, token_id: int) -> None:
-        self._decoder = decoder
-        self._token_id = token_id
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoder, name)
-
-    def hidden(self, token_ids: Tensor, cache: KvCache, meta: AttentionMetadata) -> Tensor:
-        hidden = self._decoder.hidden(token_ids, cache, meta)
-        hidden[token_ids == self._token_id] = float("nan")
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._decoder.logits(hidden)
+@pytest.fixture(params=["torch", "native"])
+def poisoned(request: pytest.FixtureRequest, saved: tuple[Path, Any], tmp_path: Path) -> LoadedModel:
+    """The same model, but token 2 is not a number, as weights or an overflow may make it."""
+    if request.param == "native":
+        _need_native()
+    for path in saved[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][2] = float("nan")
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return load(tmp_path, request.param)
 
 
-def test_numbers_that_are_none_fail_their_sequence_alone(model: LoadedModel) -> None:
-    good = SmallWorld(model)
-    expected = good.sequence(_prompt(20, 1))
-    good.run(expected)
-    world = SmallWorld(model, decoder=_Poisoned(model.decoder, 2))
-    bad, beside = world.sequence([*_prompt(9, 2), 2]), world.sequence(_prompt(20, 1))
+def _answer(model: LoadedModel, prompt: list[int]) -> tuple[int, ...]:
+    world = SmallWorld(model)
+    sequence = world.sequence(prompt)
+    world.run(sequence)
+    return sequence.output_token_ids()
+
+
+def test_numbers_that_are_none_fail_their_sequence_alone(poisoned: LoadedModel) -> None:
+    world = SmallWorld(poisoned)
+    bad, beside = world.sequence([*_prompt(9, 2), 2, 7]), world.sequence(_prompt(20, 1))
     world.run(bad, beside)
     failed = [item for step in world.steps for item in step.failed]
     assert [sequence for sequence, _ in failed] == [bad]
     assert "nan" in failed[0][1]
-    assert beside.output_token_ids() == expected.output_token_ids()
+    assert beside.output_token_ids() == _answer(poisoned, _prompt(20, 1))
+
+
+def test_a_prompt_fails_in_the_chunk_that_goes_wrong(poisoned: LoadedModel) -> None:
+    world = SmallWorld(poisoned, num_batched_tokens=16)
+    bad = world.sequence([*_prompt(5, 2), 2, *_prompt(60, 3)], prompt_logprobs=0)
+    world.run(bad)
+    assert [sequence for sequence, _ in world.steps[0].failed] == [bad]
+    assert world.steps[0].prompt_logprobs == ()
+
+
+def test_who_gets_the_blocks_of_a_failed_sequence_does_not_fail_too(poisoned: LoadedModel) -> None:
+    world = SmallWorld(poisoned, cache_blocks=8)
+    bad = world.sequence([2, *_prompt(200, 2)])
+    world.run(bad)
+    assert world.steps[-1].failed
+    for length in (5, 40, 100):
+        prompt = _prompt(length, length)
+        sequence = world.sequence(prompt)
+        world.run(sequence)
+        assert sequence.output_token_ids() == _answer(poisoned, prompt)
 
 
 def test_each_part_of_a_step_is_timed(model: LoadedModel) -> None:
