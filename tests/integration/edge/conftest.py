@@ -12,6 +12,7 @@ import pytest
 from common.transport import RedisSettings
 from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
+from tests.integration.edge.wire import hang_up
 from tests.servers import Server, running
 
 
@@ -24,6 +25,13 @@ def valkey() -> Iterator[Server]:
 @pytest.fixture
 def redis_settings(valkey: Server) -> RedisSettings:
     return RedisSettings(redis_url=valkey.url, key_prefix=f"{secrets.token_hex(4)}:", partitions=2)
+
+
+@pytest.fixture(autouse=True)
+async def connections() -> AsyncIterator[None]:
+    yield
+    hang_up()
+    await asyncio.sleep(0)  # a transport closes in the next turn of the loop
 
 
 @pytest.fixture

@@ -73,26 +73,30 @@ class TestPlaceInTheQueue:
         edge = await asyncio.to_thread(make_edge(streams=FAST.model_copy(update={"first_frame_hold_s": 0.1})).start)
         await hold(worker)
         before = await send(edge, CHAT, body(max_tokens=2, stream=True))
-        await asyncio.sleep(0.3)
+        heads = [await head(before)]  # each is known to wait before the next one comes: that is their order
         bare = await send(edge, CHAT, body(max_tokens=5, stream=True), ASKING)
+        heads.append(await head(bare))
         with_ids = await send(edge, CHAT, body(max_tokens=5, stream=True), {**ASKING, "X-Headrace-Resumable": "1"})
-        await asyncio.sleep(1.5)
+        heads.append(await head(with_ids))
+        for _ in range(2):  # its second comment comes a second after the first: by then the others have theirs too
+            heads[2] += await read_to(with_ids, b": queue position=3")
         worker.may_claim = True
-        for connection, position, end in ((bare, 2, b"\n\n"), (with_ids, 3, b"\n")):
-            _, headers, raw = split(await rest(connection))
+        for connection, start, position, end in ((bare, heads[1], 2, b"\n\n"), (with_ids, heads[2], 3, b"\n")):
+            _, headers, raw = split(start + await rest(connection))
             stream = chunks_of(raw)
             assert headers["x-headrace-queue-position"] == str(position)
             assert stream.count(b": queue position=%d%b" % (position, end)) >= 2
             assert text_of(events_of(stream)) == answer(5)
-        assert b": queue" not in chunks_of(split(await rest(before))[2])
+        assert b": queue" not in chunks_of(split(heads[0] + await rest(before))[2])
 
     async def test_any_edge_tells_where_a_request_stands(self, edge: ThreadedEdge, worker: ScriptedWorker) -> None:
         await hold(worker)
         connections = []
-        for k in range(3):  # what comes to two partitions in the same millisecond has no order
+        ids = []
+        for k in range(3):
             connections.append(await send(edge, CHAT, body(max_tokens=2, stream=True), {"Idempotency-Key": f"k{k}"}))
-            await asyncio.sleep(0.2)
-        ids = [split(await head(connection))[1]["x-request-id"] for connection in connections]
+            ids.append(split(await head(connections[-1]))[1]["x-request-id"])
+            await asyncio.sleep(0.01)  # what comes to two partitions in the same millisecond has no order
         async with httpx.AsyncClient(base_url=edge.url) as client:
             documents = [(await client.get(f"/v1/streams/{request_id}/status")).json() for request_id in ids]
             assert [d["status"] for d in documents] == ["queued"] * 3
@@ -168,3 +172,9 @@ async def head(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) ->
     """Status line and headers, with the empty line."""
     async with asyncio.timeout(20):
         return await connection[0].readuntil(b"\r\n\r\n")
+
+
+async def read_to(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], mark: bytes) -> bytes:
+    """What comes up to and with ``mark``."""
+    async with asyncio.timeout(20):
+        return await connection[0].readuntil(mark)

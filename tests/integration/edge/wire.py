@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from tests.integration.edge.running_edge import EdgeProcess, ThreadedEdge
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_opened: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
 
 
 def body(content: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -31,12 +33,20 @@ async def send(
     """A connection on which the request has been sent; nothing is read yet."""
     address = urlsplit(edge.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 16)
+    _opened.add(writer)
     content = b"" if document is None else json.dumps(document).encode()
     lines = [f"{method} {path} HTTP/1.1", "Host: edge", "Connection: close", f"Content-Length: {len(content)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     writer.write("\r\n".join([*lines, "", ""]).encode() + content)
     await writer.drain()
     return reader, writer
+
+
+def hang_up() -> None:
+    """Ends what a failed test has left open: it would be reported in whatever test runs when it is collected."""
+    for writer in tuple(_opened):
+        writer.close()
+    _opened.clear()
 
 
 async def post(
