@@ -71,18 +71,18 @@ async def test_a_live_worker_is_left_alone(world: World) -> None:
 
 
 async def test_a_lease_must_be_seen_absent_twice(world: World) -> None:
-    owner, other = await world.worker("w1"), await world.worker("w2", look_s=0.3)
+    owner, other = await world.worker("w1"), await world.worker("w2", look_s=1.0)
     await world.submit_new()
     await owner.claim_one()
     owner.die()
     assert await other.ownership.takeover_scan(8) == []
     assert await other.ownership.takeover_scan(8) == []  # too early for the second look
     owner.lease.renew()  # as after an outage of the server: it was alive all the time
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.05)
     assert await other.ownership.takeover_scan(8) == []
     owner.die()
     assert await other.ownership.takeover_scan(8) == []  # counts from here again
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.05)
     assert len(await other.ownership.takeover_scan(8)) == 1
 
 

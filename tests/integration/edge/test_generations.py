@@ -15,7 +15,7 @@ from tests.integration.edge import letters_model
 from tests.integration.edge.letters_model import answer
 from tests.integration.edge.running_edge import ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
-from tests.integration.edge.wire import CHAT, COMPLETIONS, body, chunks_of, post
+from tests.integration.edge.wire import CHAT, COMPLETIONS, body, chunks_of, post, read_to, rest, send
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -87,10 +87,10 @@ async def test_a_keep_alive_on_a_bare_stream_is_a_block_of_its_own(
     edge_that_pings: ThreadedEdge, worker: ScriptedWorker
 ) -> None:
     worker.steps.clear()
-    asking = asyncio.create_task(post(edge_that_pings, CHAT, body(max_tokens=2, stream=True)))
-    await asyncio.sleep(1.0)
+    connection = await send(edge_that_pings, CHAT, body(max_tokens=2, stream=True))
+    start = await read_to(connection, b": ping\n")
     worker.steps.set()
-    text = chunks_of((await asking).partition(b"\r\n\r\n")[2])
+    text = chunks_of((start + await rest(connection)).partition(b"\r\n\r\n")[2])
     assert text.startswith(b": ping\n\n")
     assert b"id:" not in text
     assert text.endswith(b"data: [DONE]\n\n")
@@ -100,12 +100,10 @@ async def test_a_keep_alive_on_a_stream_with_ids_is_one_line(
     edge_that_pings: ThreadedEdge, worker: ScriptedWorker
 ) -> None:
     worker.steps.clear()
-    asking = asyncio.create_task(
-        post(edge_that_pings, CHAT, body(max_tokens=2, stream=True), {"X-Headrace-Resumable": "1"})
-    )
-    await asyncio.sleep(1.0)
+    connection = await send(edge_that_pings, CHAT, body(max_tokens=2, stream=True), {"X-Headrace-Resumable": "1"})
+    start = await read_to(connection, b": ping\n")
     worker.steps.set()
-    text = chunks_of((await asking).partition(b"\r\n\r\n")[2])
+    text = chunks_of((start + await rest(connection)).partition(b"\r\n\r\n")[2])
     assert text.startswith(b": ping\n")
     for block in text.split(b"\n\n")[:-1]:
         lines = block.split(b"\n")

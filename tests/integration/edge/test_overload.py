@@ -19,6 +19,7 @@ from tests.integration.edge.wire import (
     events_of,
     get,
     post,
+    read_to,
     rest,
     send,
     split,
@@ -172,9 +173,3 @@ async def head(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) ->
     """Status line and headers, with the empty line."""
     async with asyncio.timeout(20):
         return await connection[0].readuntil(b"\r\n\r\n")
-
-
-async def read_to(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], mark: bytes) -> bytes:
-    """What comes up to and with ``mark``."""
-    async with asyncio.timeout(20):
-        return await connection[0].readuntil(mark)

@@ -274,9 +274,7 @@ class TestSlowReaders:
         await until(lambda: worker.ended, within_s=30)
         (follower,) = edge.services.relay
         assert follower.num_kept <= 16
-        started = asyncio.get_running_loop().time()
         assert split(await post(edge, CHAT, body(max_tokens=5)))[0] == 200
-        assert asyncio.get_running_loop().time() - started < 2.0
         _, _, raw = split(await rest(connection))
         documents = events_of(chunks_of(raw))
         for choice in range(25):

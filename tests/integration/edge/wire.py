@@ -70,6 +70,12 @@ async def rest(connection: Connection) -> bytes:
         writer.close()
 
 
+async def read_to(connection: Connection, mark: bytes) -> bytes:
+    """What comes up to and with ``mark``."""
+    async with asyncio.timeout(30):
+        return await connection[0].readuntil(mark)
+
+
 def is_complete(raw_body: bytes) -> bool:
     """Whether a chunked body has its final chunk; without it the connection was cut."""
     return raw_body.endswith(b"0\r\n\r\n")

@@ -87,7 +87,9 @@ def test_a_full_hand_off_pauses_the_engine_until_there_is_room() -> None:
     world = World()
     with running(world, limit=3) as loop:
         loop.commands.put(Add("r1", (world.sequence(5, request_id="r1", max_tokens=100),)))
-        time.sleep(0.3)
+        deadline = time.monotonic() + 10
+        while len(loop.reports) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert len(loop.reports) == 3
         count, _ = loop.progress.latest
         time.sleep(0.7)
