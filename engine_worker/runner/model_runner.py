@@ -23,8 +23,9 @@ from engine_worker.sampling.sampler import Sampler, SamplerOutput
 from engine_worker.sequence import Sequence
 from engine_worker.step import PromptLogprobs, StepOutput, StepPlan
 
-# Rows of logits made at a time for prompt log probabilities: bounds the memory that a long prompt takes.
-_SCORED_ROWS: Final = 256
+# Logits made at a time for prompt log probabilities, 16 MB: bounds the memory that a long prompt takes, and stays
+# below the size from which the C library maps, and faults in, every allocation anew.
+_SCORED_LOGITS: Final = 1 << 22
 _NOT_FINITE: Final = "computing it gave numbers that are not finite (nan or infinity)"
 
 
@@ -46,6 +47,7 @@ class ModelRunner:
         ``capture``: how decode steps are recorded; None: they are not.
         """
         self._decoder = model.decoder
+        self._vocab_size = model.vocab_size
         self._sampler = sampler
         self._clock = clock
         spare_blocks = 0 if capture is None else 1  # what rows that pad a batch write to
@@ -127,6 +129,7 @@ class ModelRunner:
         self, plan: StepPlan, inputs: Prepared, hidden: Tensor, failed: Container[Sequence]
     ) -> tuple[PromptLogprobs, ...]:
         scores = []
+        num_rows = max(_SCORED_LOGITS // self._vocab_size, 16)
         for item, first in zip(plan.scheduled, inputs.first_token.tolist(), strict=True):
             positions = prompt_positions(item) if item.sequence.scores_prompt else range(0)
             if not positions or item.sequence in failed:
@@ -134,8 +137,8 @@ class ModelRunner:
             # Position p is scored by the logits of p - 1, which is token p - 1 - start of this step's chunk.
             offset = first - item.start - 1
             parts = []
-            for begin in range(positions.start, positions.stop, _SCORED_ROWS):
-                part = range(begin, min(begin + _SCORED_ROWS, positions.stop))
+            for begin in range(positions.start, positions.stop, num_rows):
+                part = range(begin, min(begin + num_rows, positions.stop))
                 logits = self._decoder.logits(hidden[part.start + offset : part.stop + offset])
                 parts.append(prompt_logprobs(logits, item.sequence, part))
             logprobs = tuple(score for part_scores in parts for score in part_scores.logprobs)

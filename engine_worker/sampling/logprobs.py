@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,12 +44,13 @@ def prompt_positions(item: ScheduledSequence) -> range:
 def prompt_logprobs(logits: Tensor, sequence: Sequence, positions: range) -> PromptLogprobs:
     """Scores of consecutive prompt tokens; at least one.
 
-    logits: fp32 [len(positions), V], row i those of position ``positions[i] - 1``; not changed. A long chunk may be
+    logits: fp32 [len(positions), V], row i those of position ``positions[i] - 1``; overwritten. A long chunk may be
     given in several slices, in order, to bound the memory of its logits.
     """
     token_ids = sequence.tokens[positions.start : positions.stop].tolist()
     num_top = [sequence.sampling.prompt_logprobs or 0] * len(token_ids)
-    scored = token_logprobs(torch.log_softmax(logits, dim=-1), token_ids, num_top)
+    # In place: a fresh tensor of a vocabulary's width costs more in page faults than the softmax in arithmetic.
+    scored = token_logprobs(torch.log_softmax(logits, dim=-1, out=logits), token_ids, num_top)
     return PromptLogprobs(sequence, positions.start, tuple(scored))
 
 
@@ -58,8 +60,25 @@ def _ranks(logprobs: Tensor, ids: Tensor, own: Tensor, top_ids: Tensor) -> list[
     ranks = is_own.int().argmax(1) + 1
     beyond = (~is_own.any(1)).nonzero().flatten()
     if len(beyond):
-        rows, value, token = logprobs[beyond], own[beyond], ids[beyond]
-        before = torch.arange(rows.shape[1], device=rows.device) < token
-        ranks[beyond] = ((rows > value) | ((rows == value) & before)).sum(1) + 1
+        count = _num_before if logprobs.device.type == "cpu" else _num_before_on_device
+        ranks[beyond] = count(logprobs, ids, own, beyond) + 1
     result: list[int] = ranks.tolist()
     return result
+
+
+def _num_before(logprobs: Tensor, ids: Tensor, own: Tensor, rows: Tensor) -> Tensor:
+    """Tokens of each of ``rows`` that rank before its own. Row by row in numpy: a fiftieth of torch's time."""
+    values = logprobs.numpy()
+    wanted = zip(rows.tolist(), ids[rows, 0].tolist(), own[rows, 0].numpy(), strict=True)
+    return torch.tensor(
+        [
+            np.count_nonzero(values[row] > value) + np.count_nonzero(values[row, :token] == value)
+            for row, token, value in wanted
+        ]
+    )
+
+
+def _num_before_on_device(logprobs: Tensor, ids: Tensor, own: Tensor, rows: Tensor) -> Tensor:
+    chosen, value = logprobs[rows], own[rows]
+    is_lower = torch.arange(chosen.shape[1], device=chosen.device) < ids[rows]
+    return ((chosen > value) | ((chosen == value) & is_lower)).sum(1)

@@ -5,7 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine_worker.sampling.logprobs import prompt_logprobs, prompt_positions, token_logprobs
+from engine_worker.sampling.logprobs import (
+    _num_before,
+    _num_before_on_device,
+    prompt_logprobs,
+    prompt_positions,
+    token_logprobs,
+)
 from engine_worker.sampling.ranking import ranked, ranked_on_device
 from engine_worker.sampling.sampler import Sampler
 from engine_worker.step import ScheduledSequence
@@ -46,6 +52,15 @@ def test_rank_counts_equal_tokens_by_id_and_agrees_with_the_top_list(k: int) -> 
             score = token_logprobs(logprobs[row : row + 1], [token], [k])[0]
             assert score.rank == order.index(token) + 1
             assert list(score.top_ids) == order[:k]
+
+
+def test_a_rank_is_the_same_however_it_is_counted() -> None:
+    values = torch.randint(0, 40, (30, 200), generator=torch.Generator().manual_seed(3)).float()
+    ids = torch.arange(30)[:, None] * 6
+    rows = torch.arange(0, 30, 2)
+    counted = [count(values, ids, values.gather(1, ids), rows) for count in (_num_before, _num_before_on_device)]
+    assert counted[0].tolist() == counted[1].tolist()
+    assert max(counted[0].tolist()) > 100
 
 
 @pytest.mark.parametrize("rank", [ranked, ranked_on_device])
@@ -98,7 +113,7 @@ def test_prompt_positions_follow_the_chunk(scored: int, start: int, num_tokens: 
 def test_prompt_logprobs_score_each_token_by_the_logits_before_it() -> None:
     row = sequence(prompt=[5, 9, 2, 7], prompt_logprobs=2)
     logits = random_logits(3, 20)
-    scores = prompt_logprobs(logits, row, range(1, 4))
+    scores = prompt_logprobs(logits.clone(), row, range(1, 4))
     exact = torch.log_softmax(logits, dim=-1)
     assert (scores.sequence, scores.start) == (row, 1)
     assert [s.logprob for s in scores.logprobs] == [exact[i, t].item() for i, t in enumerate([9, 2, 7])]
