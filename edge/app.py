@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from common.errors import HeadraceError, LogUnavailable, ModelUnavailable
+from common.errors import LogUnavailable
 from common.telemetry.logging import get_logger
 from common.telemetry.metrics import EdgeMetrics
 from common.telemetry.settings import FederationSettings
@@ -30,6 +30,7 @@ from edge.auth import ApiKeys
 from edge.boundary import ErrorBoundary, raise_as_ours
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
 from edge.dependencies import Services
+from edge.errors import Draining
 from edge.lifecycle import Lifecycle
 from edge.limits import Occupancy
 from edge.model_catalog import ModelCatalog
@@ -42,6 +43,8 @@ from edge.submission import Submitter
 RESTART_PAUSE_S: Final = 0.5
 FLUSH_WITHIN_S: Final = 2.0
 STOP_AGAIN_AFTER_S: Final = 0.2
+HANDED_OVER_AT_ONCE: Final = 16
+HANDOVER_PAUSE_S: Final = 0.02
 _SHOWN_HEADERS: Final = (
     "retry-after",
     "traceresponse",
@@ -144,6 +147,7 @@ async def _lifespan(
         asyncio.create_task(_forever("relay", lambda: services.relay.run(FrameBus(log, edge_id)))),
         asyncio.create_task(_forever("catalog", services.catalog.run)),
         asyncio.create_task(_forever("cancellations", services.submitter.run)),
+        asyncio.create_task(_hand_over_streams(services)),
         asyncio.create_task(_end_streams(services)),
     ]
     lifecycle.ready()
@@ -172,13 +176,21 @@ async def _forever(name: str, run: Callable[[], Awaitable[Any]]) -> None:
         await asyncio.sleep(RESTART_PAUSE_S)
 
 
+async def _hand_over_streams(services: Services) -> None:
+    """Sends readers that can resume to other edges, a few at a time: there each costs a look at its whole stream."""
+    await services.lifecycle.listens_no_more()
+    why = Draining("This server is shutting down; the stream goes on at another one.")
+    while True:
+        services.relay.interrupt_resumable(HANDED_OVER_AT_ONCE, why)
+        await asyncio.sleep(HANDOVER_PAUSE_S)
+
+
 async def _end_streams(services: Services) -> None:
     """At the end of draining, streams that still run get an error; resumable ones go on without a reader."""
     await services.lifecycle.must_end()
-    why: HeadraceError = ModelUnavailable(
-        "This server is shutting down. A resumable stream can be continued on another one.", retry_after_s=1.0
+    services.relay.interrupt_all(
+        Draining("This server is shutting down and could not bring the answer to its end.", retry_after_s=1.0)
     )
-    services.relay.interrupt_all(why)
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:

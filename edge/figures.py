@@ -27,6 +27,7 @@ class GenerationFigures:
     ) -> None:
         self.end: Ended | Failed | None = None
         self.error: HeadraceError | None = None  # why this edge could not bring the answer to its end
+        self.is_handed_over = False  # the client goes on at another edge
         self._metrics = metrics
         self._tracing = tracing
         self._context = context
@@ -115,6 +116,8 @@ class GenerationFigures:
                 return "error"
             case Ended():
                 return "cancelled"
+            case None if self.is_handed_over:
+                return "handed_over"
             case None:
                 return "cancelled" if self.error is None else "error"
 

@@ -49,6 +49,7 @@ class Follower:
         "_next",
         "gap",
         "is_ended",
+        "may_be_handed_over",
         "quiet_checks",
         "quiet_ticks",
         "request_id",
@@ -58,6 +59,7 @@ class Follower:
         self.request_id = request_id
         self.gap = gap
         self.is_ended = False  # the terminal event has been taken
+        self.may_be_handed_over = False  # its client can go on at another edge
         self.quiet_ticks = 0  # of the relay's clock since the last news
         self.quiet_checks = 0  # reads of the log since then: they become rarer
         self._capacity = capacity
@@ -77,6 +79,10 @@ class Follower:
     def num_kept(self) -> int:
         """Events waiting for the reader; bounded by the capacity, and a page of the log on top of it."""
         return len(self._kept)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interruption is not None
 
     def offer(self, n: int, payload: bytes) -> None:
         """A frame has come."""

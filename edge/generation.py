@@ -29,7 +29,7 @@ from edge.errors import Draining, error_document
 from edge.queue_watch import QueueWatch
 from edge.reader import GenerationReader
 from edge.request_context import RequestContext, context_of
-from edge.sse import EventStream, frame_bare, frame_with_ids
+from edge.sse import HANDED_OVER, EventStream, StreamHandedOver, frame_bare, frame_with_ids
 from edge.translate.requests import (
     Admission,
     Translated,
@@ -67,8 +67,7 @@ COMPLETION: Final = Endpoint("completion", "text_completion", parse_completion, 
 async def create(request: Request, endpoint: Endpoint) -> Response:
     """Answers POST /v1/chat/completions or /v1/completions. Raises every error of `edge.errors`, and `ClientGone`."""
     services, context = services_of(request), context_of(request.scope)
-    if services.lifecycle.is_closed:
-        raise Draining("This server is shutting down.", retry_after_s=1.0)
+    _refuse_when_closed(services)
     delivery = delivery_of(request.headers, services.streams, is_idempotent=context.is_idempotent)
     raw = await read_body(request, services.limits)
     with ExitStack() as undo:
@@ -99,6 +98,7 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
 async def resume(request: Request, request_id: str, delivery: Delivery) -> Response:
     """Answers GET /v1/streams/{request_id}: the stream of a request from any position, by any edge."""
     services, context = services_of(request), context_of(request.scope)
+    _refuse_when_closed(services)
     with ExitStack() as undo:
         _take_place(services, context.tenant, undo)
         follower = services.relay.follow(request_id, from_log=True)
@@ -179,6 +179,7 @@ class _Answer:
         delivery = self._delivery
         first_chunk = {delivery.after + 1: delivery.after_chunks}
         skip = delivery.skip_chunks
+        is_resumable = delivery.with_ids and self._reader.may_be_handed_over()
         try:
             if delivery.with_queue_status:
                 async for comment in self._watch.comments(self._reader.is_silent):
@@ -196,6 +197,10 @@ class _Answer:
                 if block:
                     yield block
         except HeadraceError as error:
+            if is_resumable and isinstance(error, Draining):
+                self._reader.handed_over()
+                yield HANDED_OVER
+                raise StreamHandedOver from error
             self._reader.fail(error)
             yield frame_bare([error_document(error, self._context.shown_id), DONE])
 
@@ -233,6 +238,11 @@ async def _admit(
         reader.resubmit_with(submit)
         undo.pop_all()
         return spec, reader
+
+
+def _refuse_when_closed(services: Services) -> None:
+    if services.lifecycle.is_closed:
+        raise Draining("This server is shutting down.", retry_after_s=1.0)
 
 
 def _take_place(services: Services, tenant: str, undo: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""The life of one edge process: starting, ready, draining; and the moment at which draining must be over."""
+"""The life of one edge process: starting, ready, draining, listening no more; and when draining must be over."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Lifecycle:
         self.phase = Phase.STARTING
         self.is_closed = False
         """No generation is begun any more."""
+        self._is_deaf = asyncio.Event()
         self._must_end = asyncio.Event()
 
     @property
@@ -41,6 +42,14 @@ class Lifecycle:
     def close(self) -> None:
         """Balancers have had their time to look elsewhere: what still comes is refused."""
         self.is_closed = True
+
+    def stop_listening(self) -> None:
+        """No connection is accepted any more: whoever is sent away comes to another edge."""
+        self._is_deaf.set()
+
+    async def listens_no_more(self) -> None:
+        """Returns when readers that can go on elsewhere may be sent there."""
+        await self._is_deaf.wait()
 
     async def must_end(self) -> None:
         """Returns when running streams have to be ended."""

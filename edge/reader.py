@@ -93,6 +93,16 @@ class GenerationReader:
         self._figures.note(events)
         return events
 
+    def may_be_handed_over(self) -> bool:
+        """From now on the client can go on at another edge; whether that is so, which it is not for a request that
+        ends with its reader."""
+        self._follower.may_be_handed_over = not self._ends_with_reader
+        return self._follower.may_be_handed_over
+
+    def handed_over(self) -> None:
+        """The client has been sent to another edge."""
+        self._figures.is_handed_over = True
+
     def fail(self, error: HeadraceError) -> None:
         """The answer ends with an error; what still runs is nobody's any more."""
         self._figures.error = error

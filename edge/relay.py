@@ -15,7 +15,7 @@ what happens around it, all on one event loop:
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from common.errors import LogCorrupt, LogUnavailable
@@ -81,6 +81,12 @@ class Relay:
     def interrupt_all(self, why: HeadraceError) -> None:
         """Every reader gets ``why`` instead of its next events."""
         for follower in self:
+            follower.interrupt(why)
+
+    def interrupt_resumable(self, limit: int, why: HeadraceError) -> None:
+        """Up to ``limit`` readers that can go on at another edge get ``why`` instead of their next events."""
+        resumable = (f for f in self if f.may_be_handed_over and not f.is_interrupted)
+        for follower in islice(resumable, limit):
             follower.interrupt(why)
 
     async def attach(self, follower: Follower) -> Attached:

@@ -2,13 +2,14 @@
 
 SIGTERM or SIGINT: the readiness probe fails, while everything is still served for ``drain_notice_s`` so that balancers
 notice and no request is lost; then nothing is accepted any more and running streams have until ``drain_timeout_s`` to
-finish; what is left then ends with an error, and what cannot even take that is cut. A second
-signal skips the rest. The process's exit status is 0.
+finish, but those whose clients can resume are handed over to other edges at once; what is left then ends with an
+error, and what cannot even take that is cut. A second signal skips the rest. The process's exit status is 0.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,11 @@ class EdgeServer(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the listening sockets before anything else, then waits for what is open."""
+        self._lifecycle.stop_listening()
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal handler, in the main thread but at any point of the program."""
         if self.loop is None or self.loop.is_closed():
@@ -60,6 +66,14 @@ class EdgeServer(uvicorn.Server):
     def _close(self) -> None:
         self._lifecycle.close()
         self.should_exit = True
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """An answer that was cut on purpose has been logged, if it had to be, by the one who cut it."""
+    return not record.getMessage().startswith("ASGI callable returned without completing response")
+
+
+logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 def bind(http: HttpSettings) -> socket.socket:

@@ -29,10 +29,17 @@ AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 PING_BARE: Final = b": ping\n\n"
 PING_WITH_IDS: Final = b": ping\n"
+HANDED_OVER: Final = b": headrace resume\nretry: 200\n"
+"""Last words on a stream with ids that goes on at another edge; an EventSource comes back after so many ms. No empty
+line follows: see above."""
 
 
 class StreamCut(Exception):
     """The stream cannot be ended well: the connection shall be cut, without the final chunk of the transfer."""
+
+
+class StreamHandedOver(StreamCut):
+    """As meant: the client has been told to go on at another edge."""
 
 
 def frame_bare(chunks: Sequence[bytes]) -> bytes:
@@ -99,6 +106,8 @@ class EventStream(EventSourceResponse):
         """Raises `StreamCut` when the body does, or when the reader takes nothing for the send time-out."""
         try:
             await super().__call__(scope, receive, send)
+        except StreamHandedOver:
+            pass  # returning without the end of the answer cuts the connection
         except SendTimeoutError as error:
             raise StreamCut("the reader took nothing for too long") from error
         finally:

@@ -4,14 +4,15 @@
 //     output.textContent += chunk.choices[0]?.delta?.content ?? "";
 //
 // The same body is posted with the same Idempotency-Key, to one edge after the other, with the position of the last
-// chunk as Last-Event-ID: the request runs once, and each chunk arrives once. An edge that browsers of another origin
-// call needs --allowed-origins.
+// chunk as Last-Event-ID: the request runs once, and each chunk arrives once. An edge that is shutting down says so with
+// a comment; then the next one is asked at once. An edge that browsers of another origin call needs --allowed-origins.
 
 export async function* resumableChat(baseUrls, body, { apiKey = "", maxAttempts = 20 } = {}) {
   const key = crypto.randomUUID();
   let position = "";
   let fruitless = 0;
   for (let i = 0; ; i++) {
+    let isHandedOver = false;
     try {
       const answer = await fetch(`${baseUrls[i % baseUrls.length]}/chat/completions`, {
         method: "POST",
@@ -32,6 +33,7 @@ export async function* resumableChat(baseUrls, body, { apiKey = "", maxAttempts 
       let id = position;
       for await (const line of lines(answer.body)) {
         if (line.startsWith("id: ")) id = line.slice(4);
+        if (line === ": headrace resume") isHandedOver = true;
         if (!line.startsWith("data: ")) continue;
         if (line === "data: [DONE]") return;
         const chunk = JSON.parse(line.slice(6));
@@ -42,6 +44,7 @@ export async function* resumableChat(baseUrls, body, { apiKey = "", maxAttempts 
       }
       throw new Error("the stream ended without its end");
     } catch (error) {
+      if (isHandedOver) continue;
       if (error.isFinal || ++fruitless >= maxAttempts) throw error;
       await new Promise((resolve) => setTimeout(resolve, Math.min(100 * 2 ** fruitless, 2000)));
     }

@@ -5,7 +5,8 @@
         print(chunk.choices[0].delta.content or "", end="")
 
 The same body is posted with the same ``Idempotency-Key`` until the answer is complete, to one edge after the other,
-with the position of the last chunk as ``Last-Event-ID``: the request runs once, and each chunk arrives once.
+with the position of the last chunk as ``Last-Event-ID``: the request runs once, and each chunk arrives once. An edge
+that is shutting down says so with a comment; then the next one is asked at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import httpx
 from openai import APIError
 from openai.types.chat import ChatCompletionChunk
 
+_HANDED_OVER = ": headrace resume"
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -49,16 +51,22 @@ class ResumableChat:
         fruitless = 0
         async with httpx.AsyncClient(timeout=self._timeout) as http:
             for url in itertools.cycle(self._urls):
+                is_handed_over = False
                 try:
                     async for position, data in self._read(http, f"{url}/chat/completions", body, headers):
                         if data == "[DONE]":
                             return
                         fruitless = 0
+                        if data == _HANDED_OVER:
+                            is_handed_over = True
+                            continue
                         headers["Last-Event-ID"] = position
                         yield _chunk(data)
                     error: httpx.HTTPError = httpx.RemoteProtocolError("the stream ended without its end")
                 except httpx.HTTPError as caught:
                     error = caught
+                if is_handed_over:
+                    continue
                 fruitless += 1
                 if fruitless >= self._max_attempts:
                     raise error
@@ -81,6 +89,8 @@ class ResumableChat:
                     position = value
                 elif name == "data":
                     yield position, value
+                elif line == _HANDED_OVER:
+                    yield position, line
 
 
 def _chunk(data: str) -> ChatCompletionChunk:

@@ -123,7 +123,7 @@ class EdgeMetrics:
         # Generations
         self.requests = make.counter(
             "headrace_edge_requests",
-            "Generations answered. outcome: ok, error, cancelled, shed.",
+            "Generations answered. outcome: ok, error, cancelled, handed_over (to another edge, when draining), shed.",
             ("endpoint", "model", "outcome"),
         )
         self.requests_in_flight = make.gauge(

@@ -322,7 +322,7 @@ class TestDraining:
         process.terminate()
         _, _, raw = split(await rest(connection))
         (_, error), (_, done) = events_of(chunks_of(raw))[-2:]
-        assert error["error"]["code"] == "model_unavailable"
+        assert error["error"]["code"] == "draining"
         assert done is None
         status, log = await asyncio.to_thread(process.wait)
         assert status == 0, log
