@@ -42,6 +42,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     source: str  # schema as JSON text, pattern, grammar text, or JSON list of strings
+    param: str = ""  # the field of the request that asked for it
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +195,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     message: str
     retryable: bool = False
     usage: Usage = Usage()
+    param: str = ""  # the field of the request that is to blame
 
 
 OutputEvent = Started | PromptScored | Tokens | Milestone | ChoiceFinished | Ended | Failed

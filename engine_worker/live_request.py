@@ -156,7 +156,13 @@ class LiveRequest:
         for choice in self.choices.values():
             self._flush(choice, t)
         failed = Failed(
-            epoch=self.epoch, t=t, code=error.code, message=error.message, retryable=error.retryable, usage=self.usage
+            epoch=self.epoch,
+            t=t,
+            code=error.code,
+            message=error.message,
+            retryable=error.retryable,
+            usage=self.usage,
+            param=error.param or "",
         )
         self._end(failed, t)
         return True

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from common.errors import EngineError, HeadraceError, LogUnavailable
+from common.errors import EngineError, HeadraceError, InvalidRequest, LogUnavailable
 from common.events import CancelReason, FinishReason
 from common.telemetry.logging import get_logger
 from common.transport.records import AppendItem, AppendOutcome, AppendStatus
@@ -27,7 +27,7 @@ from engine_worker.live_request import LiveRequest
 from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumed
 from engine_worker.sequence import Sequence as EngineSequence
-from engine_worker.step import StepResult
+from engine_worker.step import RequestAtFault, StepResult
 
 log: Final = get_logger(__name__)
 
@@ -220,7 +220,7 @@ class OutputStage:
                 self._close(sequence, *found, result.t)
         for sequence, reason in result.failed:
             if sequence.seq_id in self._by_seq:
-                self.fail(sequence.request_id, EngineError(reason))
+                self.fail(sequence.request_id, _error(reason))
 
     def _take_tokens(self, result: StepResult, stopped: set[int]) -> None:
         """The hot path: once a token."""
@@ -309,3 +309,10 @@ class OutputStage:
         for seq_id in gone:
             del self._by_seq[seq_id]
         self.room_changed.set()
+
+
+def _error(reason: str) -> HeadraceError:
+    """What a failed sequence is to its client: its own mistake, or ours that another attempt may not meet."""
+    if isinstance(reason, RequestAtFault):
+        return InvalidRequest(str(reason), param=reason.param or None)
+    return EngineError(reason)

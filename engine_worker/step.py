@@ -8,6 +8,19 @@ from common.events import TokenLogprobs
 from engine_worker.sequence import Sequence
 
 
+class RequestAtFault(str):
+    """Why a sequence failed, when that lies in the request itself: trying again would not help."""
+
+    __slots__ = ("param",)
+    param: str
+
+    def __new__(cls, reason: str, param: str) -> RequestAtFault:
+        """``param``: the field that is to blame; may be empty."""
+        made = super().__new__(cls, reason)
+        made.param = param
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """``num_tokens`` tokens of ``sequence`` are computed, the first at position ``start``.

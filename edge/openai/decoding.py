@@ -19,7 +19,6 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _PATH_STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-_BYTE_OFFSET: Final = re.compile(r"\(byte (\d+)\)")
 
 
 def echo(value: object) -> str:
@@ -59,17 +58,17 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     """
     _check_nesting(raw)
     if not raw.strip():
-        raise InvalidRequest("the body is empty; send a JSON object", param="body")
+        raise InvalidRequest("the body is empty; send a JSON object")
     try:
         decoded = msgspec.json.decode(raw)
     except msgspec.MsgspecError as error:
         raise _not_json(str(error)) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})", param=f"body.{error.start}") from error
+        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from error
     except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply", param="body") from error
+        raise InvalidRequest("the body is nested too deeply") from error
     if not isinstance(decoded, dict):
-        raise InvalidRequest(f"the body must be a JSON object, got {echo(decoded)}", param="body")
+        raise InvalidRequest(f"the body must be a JSON object, got {echo(decoded)}")
     return decoded
 
 
@@ -99,10 +98,7 @@ def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def _not_json(reason: str) -> InvalidRequest:
-    offset = _BYTE_OFFSET.search(reason)
-    return InvalidRequest(
-        f"the body is not valid JSON: {reason}", param=f"body.{offset[1]}" if offset is not None else "body"
-    )
+    return InvalidRequest(f"the body is not valid JSON: {reason}")
 
 
 def _wrong_type(reason: str, fields: dict[str, Any]) -> InvalidRequest:
@@ -118,7 +114,7 @@ def _wrong_type(reason: str, fields: dict[str, Any]) -> InvalidRequest:
         return InvalidRequest(f"{name} is required", param=name)
     what = what.split(", got ")[0]
     given = f", got {echo(value)}" if path else ""
-    return InvalidRequest(f"{path or 'the body'}: {what}{given}", param=path or "body")
+    return InvalidRequest(f"{path or 'the body'}: {what}{given}", param=path or None)
 
 
 def _value_at(fields: dict[str, Any], path: str) -> object:
@@ -139,4 +135,4 @@ def _check_nesting(raw: bytes) -> None:
     for bracket in re.finditer(rb"[\[\]{}]", _STRINGS.sub(b"", raw)):
         depth += 1 if bracket[0] in b"[{" else -1
         if depth > MAX_NESTING:
-            raise InvalidRequest(f"the body is nested more than {MAX_NESTING} levels deep", param="body")
+            raise InvalidRequest(f"the body is nested more than {MAX_NESTING} levels deep")

@@ -30,7 +30,7 @@ _KINDS: Final[dict[str, type[HeadraceError]]] = {
 
 def failure_of(failed: Failed) -> HeadraceError:
     """The typed error of a failed request; one of an unknown code is an `EngineError`."""
-    return _KINDS.get(failed.code, EngineError)(failed.message)
+    return _KINDS.get(failed.code, EngineError)(failed.message, param=failed.param or None)
 
 
 def deadline_passed() -> DeadlineExceeded:

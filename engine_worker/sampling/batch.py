@@ -18,6 +18,7 @@ from engine_worker.sampling.rng import UniformTable
 from engine_worker.sampling.scratch import Scratch
 from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
+from engine_worker.step import RequestAtFault
 
 _Rows = list[tuple[int, Sequence]]
 _Draw = Callable[[Tensor, Tensor, Cuts, Scratch], Tensor]
@@ -81,7 +82,7 @@ class Batch:
             try:
                 matchers[row] = grammars.matcher(sequence)
             except InvalidRequest as error:
-                self.failed[row] = error.message
+                self.failed[row] = RequestAtFault(error.message, error.param or "")
         return matchers
 
 

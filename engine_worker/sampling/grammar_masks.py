@@ -18,8 +18,10 @@ from torch import Tensor
 from common.deep_stack import on_deep_stack
 from common.errors import InvalidRequest
 from common.events import Grammar
+from common.grammar_words import is_too_large, plain
 from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
+from engine_worker.step import RequestAtFault
 
 MAX_GRAMMARS: Final = 256  # compiled grammars kept
 
@@ -36,7 +38,7 @@ class GrammarCompiler:
             tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
         )
         self._num_words = -(-self._tokenizer.vocab_size // 32)
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar) -> None:
@@ -49,18 +51,20 @@ class GrammarCompiler:
     def matcher(self, sequence: Sequence) -> GrammarMatcher:
         """A matcher that stands after the output tokens of ``sequence``. Raises `InvalidRequest` as `compile` does."""
         assert sequence.sampling.grammar is not None, sequence
-        return GrammarMatcher(self._prototype(sequence.sampling.grammar).deep_copy(), sequence, self._num_words)
+        prototype = self._prototype(sequence.sampling.grammar)
+        return GrammarMatcher(prototype.deep_copy(), sequence, self._num_words)
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
+        key = (grammar.kind, grammar.source)
         with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-                return self._compiled[grammar]
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+                return self._compiled[key]
         matcher = on_deep_stack(lambda: self._begun(grammar))
         if matcher.is_error():
-            raise InvalidRequest(f"{grammar.kind}: {_first_line(matcher.get_error())}", param="response_format")
+            raise InvalidRequest(f"{_named(grammar)}: {plain(matcher.get_error())}", param=_param(grammar))
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[key] = matcher
             if len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)
         return matcher
@@ -96,10 +100,20 @@ class GrammarMatcher:
             self._matcher.consume_token(token)
         _fill_mask(self._matcher, self._mask)
         if self._matcher.is_error():
-            return f"grammar: {_first_line(self._matcher.get_error())}"
+            return self._fault()
         forbidden = np.unpackbits(~self._mask.view(np.uint8), bitorder="little")[: len(row)]
         row.masked_fill_(to_device(forbidden.view(np.bool_), row.device), float("-inf"))
         return None
+
+    def _fault(self) -> str:
+        """The grammar compiled, and cannot be followed any further: it is too large at this place, or the output is not
+        one of its own (which is no fault of the request)."""
+        reason = str(self._matcher.get_error())
+        grammar = self._sequence.sampling.grammar
+        if grammar is None or not is_too_large(reason):
+            return f"grammar: {plain(reason)}"
+        words = f"{_named(grammar)}: after {self._num_consumed} tokens: {plain(reason)}"
+        return RequestAtFault(words, param=_param(grammar))
 
 
 def _fill_mask(matcher: LLMatcher, mask: np.ndarray) -> None:
@@ -113,7 +127,7 @@ def _source(grammar: Grammar) -> str:
         case "json_schema":
             schema = _parse_json(grammar)
             if not isinstance(schema, (dict, bool)):
-                raise InvalidRequest("json_schema: the schema must be a JSON object", param="response_format")
+                raise InvalidRequest("json_schema: the schema must be a JSON object", param=_param(grammar))
             source: str = LLMatcher.grammar_from_json_schema(grammar.source, defaults=_JSON_DEFAULTS)
         case "regex":
             source = LLMatcher.grammar_from_regex(grammar.source)
@@ -122,20 +136,24 @@ def _source(grammar: Grammar) -> str:
         case "choice":
             options = _parse_json(grammar)
             if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
-                raise InvalidRequest("choice: expected a list of strings", param="response_format")
+                raise InvalidRequest("choice: expected a list of strings", param=_param(grammar))
             quoted = (json.dumps(option, ensure_ascii=False) for option in options)
             source = LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
         case _:
-            raise InvalidRequest(f"unknown kind of grammar {grammar.kind!r}", param="response_format")
+            raise InvalidRequest(f"unknown kind of grammar {grammar.kind!r}", param=_param(grammar))
     return source
+
+
+def _named(grammar: Grammar) -> str:
+    return grammar.param or grammar.kind
+
+
+def _param(grammar: Grammar) -> str:
+    return grammar.param or "response_format"
 
 
 def _parse_json(grammar: Grammar) -> object:
     try:
         return json.loads(grammar.source)
     except ValueError as error:
-        raise InvalidRequest(f"{grammar.kind}: not JSON: {error}", param="response_format") from error
-
-
-def _first_line(message: str) -> str:
-    return message.strip().split("\n", 1)[0]
+        raise InvalidRequest(f"{grammar.kind}: not JSON: {error}", param=_param(grammar)) from error

@@ -11,6 +11,7 @@ import llguidance
 import pytest
 
 from common.events import Grammar
+from edge.translate import grammars
 from edge.translate.grammars import _compiler_input, _trial_tokenizer
 from tests.unit.edge.served_models import DEEPSEEK, QWEN, served
 from tests.unit.edge.translate.calls import chat, completion, refusal, shown
@@ -206,4 +207,56 @@ def test_a_reasoning_model_is_bound_only_after_its_reasoning() -> None:
         continued = chat(served(QWEN), messages=messages, **written)
         assert (shown(continued).in_reasoning, accepts(continued.sampling.grammar, "1")) == (is_open, not is_open)
     switched_off = chat(served(QWEN), reasoning_effort="none", structured_outputs={"regex": "a/b"}).sampling.grammar
-    assert switched_off == Grammar(kind="regex", source="a/b")
+    assert switched_off == Grammar(kind="regex", source="a/b", param="structured_outputs.regex")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"grammar": 'start: "a"{1000000}'},
+        {"grammar": 'start: x{1000}\nx: y{1000}\ny: "a"'},
+        {"grammar": 'start: "a" start'},
+        {"grammar": 'start: "yes" | "no" "a"{1000000}'},
+        {"grammar": 'root ::= "a"{1000000}'},
+        {"regex": "a{1000000}"},
+        {"regex": "(" * 50 + "a{1,30}" + "){1,30}" * 50},
+    ],
+    ids=str,
+)
+def test_what_compiles_and_is_too_large_to_be_followed_is_refused(asked: dict[str, str]) -> None:
+    error = refusal(chat, structured_outputs=asked)
+    assert error.param == f"structured_outputs.{next(iter(asked))}"
+    assert "too large to be followed" in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"regex": r"[^\s\S]"}, "nothing can match it"),
+        ({"grammar": "start: start"}, "nothing can match it"),
+        ({"json": {"not": {}}}, 'not supported: "not"'),
+        ({"json": {"$ref": "#/nope"}}, "a $ref leads nowhere: '#/nope'"),
+        ({"json": {"type": "strin"}}, "there is no such type: strin"),
+        ({"grammar": 'start: "a'}, "line 1, column 10: the grammar cannot be read"),
+        ({"grammar": "start: nowhere"}, 'line 1, column 8: unknown name: "nowhere"'),
+    ],
+    ids=str,
+)
+def test_a_refusal_is_in_words_that_a_client_can_use(asked: dict[str, Any], words: str) -> None:
+    message = refusal(chat, structured_outputs=asked).message
+    assert words in message
+    assert "<state>" not in message
+
+
+@pytest.mark.parametrize("source", ['start: "a"{5000}', "start: /(a|b){1,5000}c/", "start: /.*/"])
+def test_large_constraints_that_can_be_followed_are_taken(source: str) -> None:
+    assert chat(structured_outputs={"grammar": source}).sampling.grammar is not None
+
+
+def test_a_constraint_that_was_tried_is_not_tried_again() -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)}}
+    grammar_of(schema)
+    before = dict(grammars._known)
+    assert grammar_of(schema) == grammar_of(schema)
+    assert dict(grammars._known) == before

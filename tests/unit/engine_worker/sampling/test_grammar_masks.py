@@ -13,6 +13,7 @@ from engine_worker.sampling import grammar_masks
 from engine_worker.sampling.grammar_masks import GrammarCompiler
 from engine_worker.sampling.sampler import Sampler
 from engine_worker.sequence import Sequence
+from engine_worker.step import RequestAtFault
 from tests.unit.engine_worker.sampling.reference import random_logits, sequence
 
 EOS = 0
@@ -121,6 +122,21 @@ def test_a_broken_grammar_state_fails_only_its_own_sequence(grammars: GrammarCom
     assert [token.sequence for token in output.sampled] == [good, plain]
     assert [failed for failed, _ in output.failed] == [broken]
     assert "grammar" in output.failed[0][1]
+    assert not isinstance(output.failed[0][1], RequestAtFault), "the request has done nothing wrong"
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_is_the_fault_of_its_request_alone(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    large = Grammar(kind="lark", source='start: "b" "a"{1000000}', param="structured_outputs.grammar")
+    good, bad = sequence(seed=1), sequence(output=[tokenizer.token_to_id("b")], grammar=large)
+    output = Sampler(VOCAB_SIZE, grammars).sample(random_logits(2, VOCAB_SIZE), [good, bad])
+    assert [token.sequence for token in output.sampled] == [good]
+    ((failed, reason),) = output.failed
+    assert failed is bad
+    assert isinstance(reason, RequestAtFault)
+    assert reason.param == "structured_outputs.grammar"
+    assert "too large" in reason
 
 
 @pytest.mark.parametrize(
@@ -128,8 +144,8 @@ def test_a_broken_grammar_state_fails_only_its_own_sequence(grammars: GrammarCom
     [
         (json_schema({"$ref": "#"}), "json_schema"),
         (json_schema({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}), "json_schema"),
-        (json_schema({"type": "strin"}), "Invalid type"),
-        (json_schema({"type": "string", "minLength": 3, "maxLength": 1}), "Unsatisfiable"),
+        (json_schema({"type": "strin"}), "no such type"),
+        (json_schema({"type": "string", "minLength": 3, "maxLength": 1}), "nothing can match"),
         (json_schema([1]), "must be a JSON object"),
         (Grammar(kind="json_schema", source="{bad"), "not JSON"),
         (Grammar(kind="regex", source="(a"), "regex"),
