@@ -6,7 +6,8 @@
     thread "io"      event loop: claim, resume, detokenise, append       (see `io_loop`)
     thread "lease"   renews the lease while the step loop moves          (see `lease`)
 
-SIGTERM and SIGINT drain; a second one ends the process at once. An exception in the step loop gives the lease up
+SIGTERM and SIGINT drain; a second one ends the process at once. SIGUSR1 hands everything over to other workers, before
+or in the middle of a drain. An exception in the step loop gives the lease up
 before anything else, so that other workers continue the requests, and ends the process with a failure.
 """
 
@@ -35,6 +36,7 @@ log: Final = get_logger(__name__)
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 _ABANDON_TIMEOUT_S: Final = 5.0
+_STOP: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
@@ -106,20 +108,20 @@ class Worker:
         for end in (reader, writer):
             end.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*_STOP, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
         self._signal_sockets = (reader, writer)
         self._io.on_readable(reader.fileno(), self._hear_signals)
 
     def _hear_signals(self) -> None:
         for number in self._signal_sockets[0].recv(64):
-            if number not in (signal.SIGTERM, signal.SIGINT):
+            if number not in (*_STOP, signal.SIGUSR1):
                 continue
-            self._signals += 1
             log.info("signal", worker=self.name, signal=signal.Signals(number).name)
+            self._signals += number in _STOP
             if self._signals > 1:
                 self._end_process(EXIT_FAILED)
-            self._io.ask_to_stop()
+            self._io.ask_to_stop(handover=number == signal.SIGUSR1)
 
 
 def worker_name(settings: WorkerSettings) -> str:

@@ -94,6 +94,25 @@ async def test_handover_gives_running_requests_to_others_at_once(fleet: Fleet) -
     assert owners(events) == ["w1", "w2"]
 
 
+@pytest.mark.parametrize("signals", [[signal.SIGUSR1], [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1]], ids=str)
+async def test_sigusr1_hands_over_at_once_whatever_the_setting_says(
+    fleet: Fleet, signals: list[signal.Signals]
+) -> None:
+    await fleet.start("w1", step_s=0.2, worker_drain_timeout_s=100)
+    made = await fleet.submit(1, max_tokens=300)
+    await fleet.until_length(made, 5)
+    await fleet.start("w2", step_s=0.001)
+    for number in signals:
+        fleet.signal("w1", number)
+        await asyncio.sleep(0.1)
+    assert await fleet.exit_code("w1") == 0
+    events = await fleet.events(made)
+    await assert_exact(made, events)
+    assert owners(events) == ["w1", "w2"]
+    handed = [item.event.what for item in events if isinstance(item.event, Milestone)]
+    assert "handed_over" in handed
+
+
 async def test_the_rest_is_handed_over_when_draining_takes_too_long(fleet: Fleet) -> None:
     await fleet.start("w1", step_s=0.05, worker_drain_timeout_s=0.3)
     made = await fleet.submit(1, max_tokens=100)
