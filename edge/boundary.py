@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
+from starlette.routing import Match
 
-from common.errors import HeadraceError
+from common.errors import HeadraceError, Overloaded
 from common.telemetry.logging import get_logger
 from edge.errors import MethodNotAllowed, PathNotFound, error_answer
 from edge.request_context import context_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics import EdgeMetrics
     from edge.limits import Occupancy
 
+_METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _OUR_PATHS: Final = ("chat/completions", "completions", "models", "streams")
 logger = get_logger(__name__)
 
@@ -68,7 +70,8 @@ class ErrorBoundary:
         answer = error_answer(error, context.shown_id)
         if answer.status >= 500 and not isinstance(error, HeadraceError):
             logger.error("request failed", exc_info=error)
-        self._metrics.rejections.labels(getattr(error, "reason", answer.code)).inc()
+        # Other errors have reasons too, which quote what the client sent: that must never become a label.
+        self._metrics.rejections.labels(error.reason if isinstance(error, Overloaded) else answer.code).inc()
         context.outcome.setdefault("outcome", "shed" if answer.status in (429, 503) else "error")
         context.outcome["error_code"] = answer.code
         context.outcome["error"] = str(error)[:500]
@@ -80,9 +83,18 @@ async def raise_as_ours(request: Request, error: Exception) -> Response:
     http_error: HTTPException = error  # type: ignore[assignment]  # registered for HTTPException only
     path = request.url.path[:200]
     if http_error.status_code == 405:
-        allow = (http_error.headers or {}).get("Allow", "")
+        allow = ", ".join(_allowed_methods(request))
         raise MethodNotAllowed(f"{request.method} is not allowed for {path}; allowed: {allow}", allow=allow)
     raise PathNotFound(f"There is no {path} here{_hint(path)}")
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Those that any route of the path takes: the framework itself names those of the first route only."""
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
 
 
 def _hint(path: str) -> str:

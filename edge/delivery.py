@@ -57,9 +57,17 @@ class Delivery:
 
 
 def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bool) -> Delivery:
-    """Raises `InvalidRequest` naming the header."""
+    """Raises `InvalidRequest` naming the header, also for a position on a POST that repeats nothing."""
     last_event_id = headers.get("last-event-id")
     after, after_chunks = position_of(last_event_id, "Last-Event-ID")
+    if (after or after_chunks) and not is_idempotent:
+        # Clients that repeat a POST by themselves send this. It would begin another generation, whose end would be
+        # taken for the end of the first.
+        raise InvalidRequest(
+            "a POST goes on at a position only with the Idempotency-Key of the request that it repeats; "
+            "without one, use GET /v1/streams/REQUEST_ID",
+            param="Last-Event-ID",
+        )
     with_ids = last_event_id is not None or headers.get("x-headrace-resumable", "").lower() in _TRUE
     on_disconnect = headers.get("x-headrace-on-disconnect", "cancel").lower()
     if on_disconnect not in ("cancel", "continue"):

@@ -14,12 +14,14 @@ router = APIRouter(tags=["operation"])
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health() -> Response:
     """200 while this process serves its event loop; nothing else is looked at."""
     return Response(status_code=200)
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 when requests can be served now, else 503 with the reason: starting, draining, no log, no model."""
     reason = _not_ready(services_of(request))
@@ -29,6 +31,7 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/ping")
+@router.head("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def ping() -> Response:
     """The same as /health, under the name that SageMaker asks for."""

@@ -33,8 +33,21 @@ def test_resumable_can_be_declined(value: str) -> None:
 
 
 def test_a_position_asks_for_ids_and_the_rest() -> None:
-    got = wanted(last_event_id="17.2")
+    got = wanted(last_event_id="17.2", idempotency_key="k")
     assert (got.with_ids, got.after, got.after_chunks, got.is_resumed) == (True, 16, 2, True)
+
+
+@pytest.mark.parametrize("position", ["17", "1.1"])
+def test_a_position_without_a_key_is_refused_since_it_would_be_one_of_another_generation(position: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        wanted(last_event_id=position)
+    assert refused.value.param == "Last-Event-ID"
+
+
+@pytest.mark.parametrize("position", ["", "0"])
+def test_the_position_before_everything_only_asks_for_ids(position: str) -> None:
+    got = wanted(last_event_id=position)
+    assert (got.with_ids, got.after, got.is_resumed) == (True, 0, False)
 
 
 def test_a_keyed_request_outlives_its_reader_but_keeps_its_bare_stream() -> None:
