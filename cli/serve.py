@@ -231,6 +231,8 @@ def _worker_environ(loaded: Loaded, model: str, number: int, metrics_port: int) 
         "HEADRACE_METRICS_PORT": str(metrics_port),
         "HEADRACE_METRICS_ENGINE": str(number),
     }
+    if loaded[WorkerSettings].worker_name and loaded[ServeSettings].workers > 1:
+        environ["HEADRACE_WORKER_NAME"] = f"{loaded[WorkerSettings].worker_name}-{number + 1}"
     names = loaded[ModelSettings].served_model_name
     if model != loaded[ModelSettings].model and not names:
         environ["HEADRACE_SERVED_MODEL_NAME"] = DEMO

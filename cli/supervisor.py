@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from common import last_words
 from common.errors import HeadraceError
 
 FIRST_BACKOFF_S: Final = 0.5
@@ -29,7 +30,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ChildFailed(HeadraceError):
-    """A child cannot be started; its own message is above."""
+    """A child cannot be started."""
 
     code = "child_failed"
 
@@ -115,12 +116,13 @@ class Supervisor:
             time.sleep(0.02)
         for child in alive:
             self._pid_file(child).unlink(missing_ok=True)
+            self._words_file(child).unlink(missing_ok=True)
 
     def _start(self, child: _Child) -> None:
         parent = os.getpid()
         child.process = subprocess.Popen(
             [sys.executable, *child.spec.argv],
-            env=dict(child.spec.environ),
+            env={**child.spec.environ, last_words.FILE_VARIABLE: str(self._words_file(child))},
             stdin=subprocess.DEVNULL,
             process_group=0,
             preexec_fn=lambda: _die_with(parent),
@@ -129,21 +131,24 @@ class Supervisor:
         self._pid_file(child).write_text(f"{child.process.pid}\n", encoding="ascii")
 
     def _bury(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
-        how = _how(process.returncode)
+        how, words = _how(process.returncode), last_words.read(self._words_file(child))
         child.process = None
         child.failures += 1
         name = child.spec.name
         self._pid_file(child).unlink(missing_ok=True)
         if not self._all_ready and (process.returncode == EXIT_CONFIG or child.failures >= MAX_START_FAILURES):
-            raise ChildFailed(f"{name} could not be started ({how}); its own message is above")
+            raise ChildFailed(f"{name} could not be started: {words or f'{how}; its own message is above'}")
         if self._clock() - child.started_at > HEALTHY_S:
             child.backoff_s = FIRST_BACKOFF_S
-        self._say(f"{name} died ({how}), restarting in {child.backoff_s:g} s")
+        self._say(f"{name} died ({words or how}), restarting in {child.backoff_s:g} s")
         child.due_at = self._clock() + child.backoff_s
         child.backoff_s = min(2 * child.backoff_s, MAX_BACKOFF_S)
 
     def _pid_file(self, child: _Child) -> Path:
         return self._run_dir / f"{child.spec.name}.pid"
+
+    def _words_file(self, child: _Child) -> Path:
+        return self._run_dir / f"{child.spec.name}.reason"
 
     def _signal(self, children: Sequence[_Child], number: signal.Signals) -> None:
         for child in children:

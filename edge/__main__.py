@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from common import last_words
 from common.config import Settings, load_or_exit
 from common.errors import ConfigError, LogUnavailable
 from common.telemetry.logging import configure_logging, get_logger
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
             server.run(sockets=[sock])
             tracing.shutdown()
     except ConfigError as error:
+        last_words.leave(error.message)
         logger.error("configuration", error=error.message)
         return EXIT_CONFIG
     return 0 if server.started else 1

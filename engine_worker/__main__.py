@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from common import last_words
 from common.config import Loaded, Settings, load_or_exit
 from common.errors import ConfigError
 from common.model_card import ModelCard
@@ -62,9 +63,12 @@ def main(argv: Arguments[str], prog: str = "python -m engine_worker") -> int:
     try:
         return _serve(loaded, settings, tracing)
     except ConfigError as error:
-        for line in error.message.splitlines():
-            log.error("cannot start", reason=line)
+        last_words.leave(error.message)
+        log.error("cannot start", reason=error.message)
         return EXIT_CONFIG
+    except Exception as error:
+        last_words.leave(f"{type(error).__name__}: {error}")
+        raise
     finally:
         tracing.shutdown()
 

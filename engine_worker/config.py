@@ -146,7 +146,8 @@ class WorkerSettings(Settings):
     worker_name: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,128}$",
-        description="Unique among live workers; empty: host, process and a random part.",
+        description="Unique among live workers; empty: host, process and a random part. Several workers of one serve "
+        "get -1, -2 ... after it.",
     )
     worker_drain_timeout_s: float = Field(
         25.0, ge=0, le=86_400, description="How long a stopping worker finishes what it runs before it hands it over."

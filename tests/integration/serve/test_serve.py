@@ -123,10 +123,14 @@ def test_a_stop_ends_all_children_in_order_and_leaves_nothing(served: Served) ->
 @pytest.mark.parametrize(
     ("argv", "code", "reason"),
     [
-        (("no/such/model", "--port", "0"), 1, "worker-1 could not be started"),
+        (("no/such/model", "--port", "0"), 1, "worker-1 could not be started: there is no model at 'no/such/model'"),
         (("--port", "TAKEN"), 2, "cannot be listened on"),
         (("--port", "0", "--redis-url", "redis://127.0.0.1:1/0"), 1, "the log cannot be reached"),
-        (("MODEL", "--port", "0", "--kv-cache-memory-bytes", "999999999999999"), 1, "worker-1 could not be started"),
+        (
+            ("MODEL", "--port", "0", "--kv-cache-memory-bytes", "999999999999999"),
+            1,
+            "worker-1 could not be started: kv_cache_memory_bytes asks for",
+        ),
     ],
 )
 def test_what_cannot_start_says_why_and_leaves_nothing(

@@ -111,8 +111,16 @@ def test_a_child_that_lived_long_is_restarted_soon_again(world: World) -> None:
 def test_a_child_that_refuses_its_settings_is_not_tried_again(world: World) -> None:
     supervisor = world.start("raise SystemExit(2)")
     eventually(lambda: not supervisor.pids())
-    with pytest.raises(ChildFailed, match=r"worker-1 could not be started \(exit code 2\)"):
+    with pytest.raises(ChildFailed, match=r"^worker-1 could not be started: exit code 2; its own message is above$"):
         supervisor.check()
+
+
+def test_what_a_child_left_as_its_reason_is_told_in_one_line(world: World) -> None:
+    supervisor = world.start("from common import last_words; last_words.leave('no model\\nat x'); raise SystemExit(2)")
+    eventually(lambda: not supervisor.pids())
+    with pytest.raises(ChildFailed, match=r"^worker-1 could not be started: no model; at x$"):
+        supervisor.check()
+    assert list(world.run_dir.iterdir()) == []
 
 
 def test_a_child_that_never_comes_up_is_given_up(world: World) -> None:
