@@ -37,6 +37,7 @@ from redis.sentinel import Sentinel as SyncSentinel
 
 from common.errors import ConfigError, HeadraceError, LogCorrupt, LogUnavailable
 from common.transport.addresses import Address, parse_address
+from common.transport.line import Line
 from common.transport.settings import RedisSettings
 
 _T = TypeVar("_T")
@@ -58,6 +59,9 @@ TRANSIENT: Final = (
     OSError,
 )
 """Failures after which a repeatable call is tried again on a fresh connection."""
+
+# Commands that go over a shared connection: none blocks, and the library leaves their answers as they are.
+_FREQUENT: Final = frozenset({"EVALSHA", "EVAL", "PUBLISH"})
 
 # Answers of a healthy connection that say "not now".
 _REFUSALS: Final = ("MISCONF", "NOREPLICAS", "BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
@@ -186,8 +190,11 @@ class SingleConnections:
         limit = settings.redis_max_connections
         self._commands = _single_client(address, settings, settings.redis_timeout_s, limit)
         self._blocking = _single_client(address, settings, _blocking_timeout_s(settings), limit)
+        self._line = Line(self._commands.connection_pool, settings.redis_timeout_s)
 
     async def execute(self, *args: Any, key: str, is_blocking: bool = False) -> Any:
+        if args[0] in _FREQUENT:
+            return await self._line.execute(*args)
         client = self._blocking if is_blocking else self._commands
         return await heeding_cancellation(client.execute_command(*args))
 
@@ -202,6 +209,7 @@ class SingleConnections:
         return reply, int(acknowledged)
 
     async def refresh(self) -> None:
+        self._line.retire()
         # Connections in use belong to other tasks, which would see an AttributeError if they were closed here.
         for client in (self._commands, self._blocking):
             await client.connection_pool.disconnect(inuse_connections=False)
@@ -222,6 +230,7 @@ class SingleConnections:
         return [PushSource(client=self._blocking, channels=tuple(channels), is_sharded=False)]
 
     async def close(self) -> None:
+        await self._line.close()
         for client in (self._commands, self._blocking):
             await client.aclose()
             await client.connection_pool.aclose()
