@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import aiohttp
 
@@ -13,6 +14,8 @@ from common.request_state import RequestState, fold
 from tests.faults.answers import Answer, blocks_of
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,23 +60,39 @@ async def audit(deployment: Deployment, transcripts: Iterable[Transcript], expec
     findings = Findings()
     await _wait_until_idle(deployment, findings)
     states: dict[str, RequestState] = {}
-    histories: dict[str, list[Recorded]] = {}
-    for request_id in await deployment.reading.request_ids():
-        histories[request_id] = await history(deployment, request_id)
-        states[request_id] = _check_log(request_id, histories[request_id], findings)
+    starts: dict[str, list[Recorded]] = {}
+
+    async def look(request_id: str) -> None:
+        events = await history(deployment, request_id)
+        states[request_id] = _check_log(request_id, events, findings)
+        starts[request_id] = [item for item in events if isinstance(item.event, Started)]
+
+    await _side_by_side(look, await deployment.reading.request_ids())
     async with aiohttp.ClientSession() as session:
-        for transcript in transcripts:
-            if transcript.left:
-                continue
+
+        async def check(transcript: Transcript) -> None:
             state = states.get(transcript.request_id)
             if state is None or not transcript.is_complete:
                 findings.lost += 1
                 findings.wrong.append(f"{_name(transcript)}: no whole answer: {transcript.gave_up or 'cut off'}")
-                continue
+                return
             await _check_reader(deployment, session, transcript, findings)
             _check_answer(transcript, state, expected[transcript.feature.name], findings)
-            findings.takeovers += _takeovers(transcript, histories[transcript.request_id])
+            findings.takeovers += _takeovers(transcript, starts[transcript.request_id])
+
+        await _side_by_side(check, [transcript for transcript in transcripts if not transcript.left])
     return findings
+
+
+async def _side_by_side(check: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Each item once, a few at a time."""
+    rest = iter(items)
+
+    async def take() -> None:
+        for item in rest:
+            await check(item)
+
+    await asyncio.gather(*(take() for _ in range(8)))
 
 
 def _check_log(request_id: str, events: list[Recorded], findings: Findings) -> RequestState:
@@ -149,12 +168,11 @@ def _difference(answer: Answer, expected: Answer) -> str:
     return "differs"
 
 
-def _takeovers(transcript: Transcript, events: list[Recorded]) -> list[Takeover]:
+def _takeovers(transcript: Transcript, starts: list[Recorded]) -> list[Takeover]:
     blocks = [(block.position[0], at) for block, at in transcript.logged_blocks() if block.position]
     found, owner = [], ""
-    for item in events:
-        if not isinstance(item.event, Started):
-            continue
+    for item in starts:
+        assert isinstance(item.event, Started)
         if owner and item.event.worker != owner:
             before = [at for n, at in blocks if n < item.n]
             after = [at for n, at in blocks if n > item.n]

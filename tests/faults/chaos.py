@@ -1,6 +1,7 @@
 """``python -m tests.faults.chaos --seconds 600 --seed 1``: faults and traffic for as long as asked, then the figures.
 
-Exit code 1 when a promise was broken; each break is printed. ``--keep`` keeps the logs of all processes.
+Exit code 1 when a promise was broken; each break is printed. ``--keep`` keeps the logs of all processes. For many
+requests and faults in little time: ``--short --requests 10000 --faults 500 --concurrency 24 --every-s 2``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from engine_worker.config import LeaseSettings
 from tests.faults.audit import Findings, Takeover, audit
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
+from tests.faults.features import FEATURES, SHORT_FEATURES
 from tests.faults.injector import KINDS, Injector
-from tests.faults.traffic import Traffic, undisturbed
+from tests.faults.nursery import Nursery
+from tests.faults.traffic import Goal, Traffic, undisturbed
 
 FSYNC = {"standard": "everysec", "strict": "always"}
 
@@ -33,11 +36,15 @@ class Plan:
 
     seconds: float
     seed: int
+    requests: int = 0  # at least so many, and so many faults
+    faults: int = 0
+    short: bool = False  # most answers are short
     durability: str = "strict"
     concurrency: int = 6
     every_s: float = 3.0
     edges: int = 2
     workers: int = 2
+    forked: bool = True  # processes come out of a nursery: a restart costs little
     lease_s: float = float(LeaseSettings().lease_ttl_s)
 
 
@@ -70,8 +77,12 @@ class Outcome:
         """The figures, as a table."""
         found, counts = self.findings, self.injector.counts
         rows = [
-            ("duration, seed, durability", f"{self.took_s:.0f} s, {self.plan.seed}, {self.plan.durability}"),
+            (
+                "duration of the traffic, seed, durability",
+                f"{self.took_s:.0f} s, {self.plan.seed}, {self.plan.durability}",
+            ),
             ("requests accepted", str(found.accepted)),
+            ("faults", str(len(self.injector.faults))),
             ("… ended, of these cancelled on purpose; failed", f"{found.ended}, {found.cancelled}; {found.failed}"),
             ("tokens in the log", str(found.tokens)),
             ("answers compared with the undisturbed ones", str(found.checked_answers)),
@@ -97,6 +108,15 @@ def _percentiles(pauses: list[float]) -> str:
 async def run(plan: Plan, directory: Path) -> Outcome:
     """One whole run in ``directory``."""
     rng = Random(plan.seed)
+    nursery = await asyncio.to_thread(Nursery) if plan.forked else None
+    try:
+        return await _run(plan, directory, rng, nursery)
+    finally:
+        if nursery is not None:
+            await asyncio.to_thread(nursery.close)
+
+
+async def _run(plan: Plan, directory: Path, rng: Random, nursery: Nursery | None) -> Outcome:
     common = {"durability": plan.durability, "reader_timeout_s": 5.0, "retention_s": 3 * 3600}
     deployment = await Deployment.open(
         directory,
@@ -105,15 +125,16 @@ async def run(plan: Plan, directory: Path) -> Outcome:
         fsync=FSYNC[plan.durability],
         worker={**common, "lease_ttl_s": plan.lease_s, "max_takeovers": 3},
         edge=common,
+        nursery=nursery,
     )
     try:
-        expected = await undisturbed(deployment)
+        expected = await undisturbed(deployment, FEATURES + SHORT_FEATURES if plan.short else FEATURES)
         injector = Injector(deployment, Random(rng.random()), every_s=plan.every_s, lease_s=plan.lease_s)
-        traffic = Traffic(injector, Random(rng.random()), concurrency=plan.concurrency)
+        traffic = Traffic(injector, Random(rng.random()), concurrency=plan.concurrency, is_short=plan.short)
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             group.create_task(injector.run())
-            await traffic.run_for(plan.seconds)
+            await traffic.run_until(Goal(plan.seconds, plan.requests, plan.faults))
             injector.stop()
         took_s = time.monotonic() - began
         findings = await audit(deployment, traffic.transcripts, expected)
@@ -129,7 +150,14 @@ def main() -> int:
     parser.add_argument("--durability", choices=sorted(FSYNC), default="strict")
     parser.add_argument("--concurrency", type=int, default=6)
     parser.add_argument("--every-s", type=float, default=3.0, help="mean time between faults")
+    parser.add_argument("--requests", type=int, default=0, help="go on until so many were made")
+    parser.add_argument("--faults", type=int, default=0, help="go on until so many were had")
+    parser.add_argument("--short", action="store_true", help="most answers are short")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--edges", type=int, default=2)
+    parser.add_argument(
+        "--forked", action=argparse.BooleanOptionalAction, default=True, help="processes come out of a nursery"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the logs of all processes")
     given = vars(parser.parse_args())
     keep = given.pop("keep")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import json
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Connection:
 
     def arrived(self, block: Block) -> float:
         """When the last byte of a block was there."""
-        return next(at for length, at in self.arrivals if length >= block.end)
+        return self.arrivals[bisect.bisect_left(self.arrivals, block.end, key=lambda arrival: arrival[0])][1]
 
 
 @dataclass
@@ -50,19 +51,21 @@ class Transcript:
     gave_up: str = ""
     left: bool = False  # the client went away on purpose and did not come back
     began: float = field(default_factory=time.monotonic)
+    _read: tuple[int, list[tuple[Block, float]]] = (-1, [])  # the length that was parsed, and what it held
 
     def logged_blocks(self) -> list[tuple[Block, float]]:
         """Blocks that stand for events of the log, with their times, over all connections."""
-        return [(b, c.arrived(b)) for c in self.connections for b in c.blocks() if b.position is not None]
+        length = sum(len(connection.raw) for connection in self.connections)
+        if self._read[0] != length:
+            found = [(b, c.arrived(b)) for c in self.connections for b in c.blocks() if b.position is not None]
+            self._read = (length, found)
+        return self._read[1]
 
     @property
     def position(self) -> str:
         """What to send as Last-Event-ID; empty before the first."""
-        for connection in reversed(self.connections):
-            labels = [block.id for block in connection.blocks() if block.id]
-            if labels:
-                return labels[-1]
-        return ""
+        blocks = self.logged_blocks()
+        return blocks[-1][0].id if blocks else ""
 
     @property
     def is_complete(self) -> bool:

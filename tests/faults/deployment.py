@@ -17,6 +17,7 @@ from pathlib import Path
 
 from common.transport import LogClient, Reading, RedisSettings, Registry
 from tests.faults import tiny_model
+from tests.faults.nursery import Child, Nursery
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +27,12 @@ START_S = 90.0
 class Process:
     """One edge or worker; its output is in ``log``."""
 
-    def __init__(self, name: str, kind: str, port: int, log: Path, command: list[str], environ: dict[str, str]) -> None:
+    def __init__(self, name: str, kind: str, port: int, log: Path, popen: subprocess.Popen[bytes] | Child) -> None:
         self.name = name
         self.kind = kind
         self.port = port  # of HTTP for an edge, of the metrics for a worker
         self.log = log
-        with log.open("ab") as file:
-            self._popen = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=file, stderr=file)
+        self._popen = popen
 
     @property
     def is_running(self) -> bool:
@@ -69,7 +69,14 @@ class Deployment:
     """Start with `open`; `close` ends every process. ``edges`` and ``workers`` are those that were not removed."""
 
     def __init__(
-        self, directory: Path, *, fsync: str, worker: dict[str, object], edge: dict[str, object], worker_module: str
+        self,
+        directory: Path,
+        *,
+        fsync: str,
+        worker: dict[str, object],
+        edge: dict[str, object],
+        worker_module: str,
+        nursery: Nursery | None,
     ) -> None:
         self.directory = directory
         self.server = Server(fsync=fsync)
@@ -82,6 +89,7 @@ class Deployment:
         self._commands = {"edge": ("cli", "edge"), "worker": (worker_module,) if worker_module else ("cli", "worker")}
         self._started = {"worker": 0, "edge": 0}
         self._every: list[Process] = []
+        self._nursery = nursery
 
     @classmethod
     async def open(
@@ -94,10 +102,18 @@ class Deployment:
         worker: dict[str, object] | None = None,
         edge: dict[str, object] | None = None,
         worker_module: str = "",
+        nursery: Nursery | None = None,
     ) -> Deployment:
         """``worker`` and ``edge``: settings beside the usual ones, by field name. ``worker_module``: what is run
-        instead of ``headrace worker``."""
-        made = cls(directory, fsync=fsync, worker=worker or {}, edge=edge or {}, worker_module=worker_module)
+        instead of ``headrace worker``. ``nursery``: forks the processes, instead of starting each afresh."""
+        made = cls(
+            directory,
+            fsync=fsync,
+            worker=worker or {},
+            edge=edge or {},
+            worker_module=worker_module,
+            nursery=nursery,
+        )
         try:
             tiny_model.write_tiny_model(directory / tiny_model.NAME)
             made.server.start()
@@ -180,11 +196,17 @@ class Deployment:
         }
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
         environ |= {f"HEADRACE_{field.upper()}": str(value) for field, value in given.items()}
-        command = [sys.executable, "-m", *self._commands[kind]]
-        process = Process(name, kind, port, self.directory / f"{name}.log", command, environ)
+        log = self.directory / f"{name}.log"
+        process = Process(name, kind, port, log, self._run(self._commands[kind], environ, log))
         among.append(process)
         self._every.append(process)
         return process
+
+    def _run(self, words: tuple[str, ...], environ: dict[str, str], log: Path) -> subprocess.Popen[bytes] | Child:
+        if self._nursery is not None:
+            return self._nursery.fork(list(words[1:]), environ, log)
+        with log.open("ab") as file:
+            return subprocess.Popen([sys.executable, "-m", *words], env=environ, cwd=ROOT, stdout=file, stderr=file)
 
 
 def _answers(url: str) -> bool:

@@ -23,6 +23,7 @@ KINDS = (
     "server frozen",
 )
 _WEIGHTS = (5, 3, 2, 3, 1, 2, 2, 1)
+_AT_ONCE = 4  # faults that may be under way together
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Injector:
         self._every_s = every_s
         self._lease_s = lease_s
         self._ready: set[str] = {process.name for process in (*deployment.workers, *deployment.edges)}
-        self._starting: asyncio.TaskGroup
+        self._tasks: asyncio.TaskGroup
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._server = asyncio.Lock()
         self._is_over = asyncio.Event()
         self._actions: dict[str, Callable[[], Awaitable[None]]] = {
             "worker killed": lambda: self._kill(self._deployment.workers),
@@ -70,8 +73,11 @@ class Injector:
         return [edge for edge in self._deployment.edges if edge.name in self._ready]
 
     async def run(self) -> None:
-        """Each kind once in random order, then by weight, until `stop`; then everything is ready that was started."""
-        async with asyncio.TaskGroup() as self._starting:
+        """Each kind once in random order, then by weight, until `stop`; then everything is ready that was started.
+
+        A fault does not wait until the one before it is over: a server dies while a worker is frozen.
+        """
+        async with asyncio.TaskGroup() as self._tasks:
             await self._hurt()
 
     def stop(self) -> None:
@@ -82,21 +88,30 @@ class Injector:
         first = self._rng.sample(KINDS, len(KINDS))
         while not self._is_over.is_set():
             kind = first.pop() if first else self._rng.choices(KINDS, _WEIGHTS)[0]
-            await self._actions[kind]()
+            await self._places.acquire()
+            self._tasks.create_task(self._act(kind))
             pause = self._rng.uniform(0.4, 1.6) * self._every_s
             try:
                 await asyncio.wait_for(self._is_over.wait(), pause)
             except TimeoutError:
                 continue
 
+    async def _act(self, kind: str) -> None:
+        try:
+            await self._actions[kind]()
+        finally:
+            self._places.release()
+
     async def _victim(self, among: list[Process]) -> Process:
-        """One that is ready, as soon as another one is, too."""
+        """One that is ready, as soon as another one is, too; it does not count as ready any more."""
 
         def ready() -> list[Process]:
             return [process for process in among if process.name in self._ready]
 
         await self._deployment.until(lambda: len(ready()) > 1, START_S)
-        return self._rng.choice(ready())
+        victim = self._rng.choice(ready())
+        self._ready.discard(victim.name)
+        return victim
 
     def _note(self, kind: str, name: str) -> None:
         self.faults.append(Fault(kind, name, time.monotonic()))
@@ -104,15 +119,14 @@ class Injector:
     async def _kill(self, among: list[Process]) -> None:
         victim = await self._victim(among)
         self._note(f"{victim.kind} killed", victim.name)
-        victim.kill()
+        await asyncio.to_thread(victim.kill)
         self._deployment.remove(victim)
-        self._replace(victim)
+        await self._until_ready(self._start(victim.kind))
 
     async def _freeze(self, among: list[Process]) -> None:
         """Longer than a lease, then it goes on as if nothing had been."""
         victim = await self._victim(among)
         self._note(f"{victim.kind} frozen", victim.name)
-        self._ready.discard(victim.name)
         victim.signal(signal.SIGSTOP)
         await asyncio.sleep(self._lease_s * self._rng.uniform(1.8, 3.0))
         victim.signal(signal.SIGCONT)
@@ -120,31 +134,28 @@ class Injector:
 
     async def _stop(self, among: list[Process]) -> None:
         """As a rolling restart: the new one is ready before the old one is told to end."""
+        await self._until_ready(self._start(among[0].kind))
         victim = await self._victim(among)
-        replacement = self._start(victim.kind)
-        await self._until_ready(replacement)
         self._note(f"{victim.kind} stopped", victim.name)
         victim.signal(signal.SIGTERM)
-        self._ready.discard(victim.name)
         self._deployment.remove(victim)
         code = await victim.exit_code()
         assert code == 0, f"{victim.name} stopped with {code}: {victim.log.read_text()[-2000:]}"
 
     async def _kill_server(self) -> None:
-        self._note("server killed", "server")
-        self._deployment.server.kill()
-        await asyncio.sleep(self._rng.uniform(0.1, 1.5))
-        await asyncio.to_thread(self._deployment.server.start)
+        async with self._server:
+            self._note("server killed", "server")
+            self._deployment.server.kill()
+            await asyncio.sleep(self._rng.uniform(0.1, 1.5))
+            await asyncio.to_thread(self._deployment.server.start)
 
     async def _freeze_server(self) -> None:
         """Connections stay, answers do not come, and all leases run out meanwhile."""
-        self._note("server frozen", "server")
-        self._deployment.server.pause()
-        await asyncio.sleep(self._lease_s * self._rng.uniform(0.5, 2.5))
-        self._deployment.server.resume()
-
-    def _replace(self, victim: Process) -> None:
-        self._starting.create_task(self._until_ready(self._start(victim.kind)))
+        async with self._server:
+            self._note("server frozen", "server")
+            self._deployment.server.pause()
+            await asyncio.sleep(self._lease_s * self._rng.uniform(0.5, 2.5))
+            self._deployment.server.resume()
 
     def _start(self, kind: str) -> Process:
         return self._deployment.start_edge() if kind == "edge" else self._deployment.start_worker()

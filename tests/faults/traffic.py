@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 import aiohttp
@@ -11,7 +13,7 @@ import aiohttp
 from tests.faults.answers import Answer
 from tests.faults.client import Client, Transcript
 from tests.faults.deployment import Deployment
-from tests.faults.features import FEATURES, Feature
+from tests.faults.features import FEATURES, SHORT_FEATURES, Feature
 from tests.faults.injector import Injector
 
 
@@ -27,38 +29,62 @@ async def undisturbed(deployment: Deployment, features: Sequence[Feature] = FEAT
     return answers
 
 
-class Traffic:
-    """``concurrency`` clients; `transcripts` has what all of them saw."""
+@dataclass(frozen=True)
+class Goal:
+    """When traffic may end: when all of it is reached, and every kind of fault had its turn."""
 
-    def __init__(self, injector: Injector, rng: Random, *, concurrency: int) -> None:
+    seconds: float
+    requests: int = 0
+    faults: int = 0
+
+
+class Traffic:
+    """``concurrency`` clients; `transcripts` has what all of them saw. ``is_short``: most ask for
+    short answers, one in twenty for a full one."""
+
+    def __init__(self, injector: Injector, rng: Random, *, concurrency: int, is_short: bool = False) -> None:
         self.transcripts: list[Transcript] = []
         self._injector = injector
         self._rng = rng
         self._concurrency = concurrency
+        self._is_short = is_short
+        self._scale = 8 if is_short else 1
         self._num_asked = 0
+        self._goal = Goal(0)
+        self._ends_at = 0.0
 
-    async def run_for(self, seconds: float) -> None:
-        """Ends when the time is over, every kind of fault had its turn, and every client its last answer."""
-        ends_at = asyncio.get_running_loop().time() + seconds
+    async def run_until(self, goal: Goal) -> None:
+        """Ends when the goal is reached and every client has its last answer."""
+        self._goal, self._ends_at = goal, time.monotonic() + goal.seconds
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
-                group.create_task(self._ask_until(ends_at, session))
+                group.create_task(self._ask_forever(session))
 
-    async def _ask_until(self, ends_at: float, session: aiohttp.ClientSession) -> None:
+    @property
+    def _is_done(self) -> bool:
+        return (
+            time.monotonic() >= self._ends_at
+            and self._num_asked >= self._goal.requests
+            and len(self._injector.faults) >= self._goal.faults
+            and self._injector.had_every_kind
+        )
+
+    async def _ask_forever(self, session: aiohttp.ClientSession) -> None:
         rng = Random(self._rng.random())
         client = Client(session, self._injector.edges, rng)
-        while asyncio.get_running_loop().time() < ends_at or not self._injector.had_every_kind:
+        while not self._is_done:
             self._num_asked += 1
-            feature, key = rng.choice(FEATURES), f"asked-{self._num_asked}"
+            is_short = self._is_short and rng.random() < 0.95
+            feature, key = rng.choice(SHORT_FEATURES if is_short else FEATURES), f"asked-{self._num_asked}"
             self.transcripts.append(await self._ask(client, feature, key, rng))
-            await asyncio.sleep(rng.uniform(0, 0.3))
+            await asyncio.sleep(rng.uniform(0, 0.3 / self._scale))
 
     async def _ask(self, client: Client, feature: Feature, key: str, rng: Random) -> Transcript:
         kind = rng.random()
         if kind < 0.15:
-            return await client.leave(feature, rng.randint(300, 20_000))
+            return await client.leave(feature, rng.randint(300, 20_000 // self._scale))
         if kind < 0.35:
             return await client.document(feature, key)
-        hang_up_after = rng.randint(2_000, 60_000) if kind < 0.6 else 0
+        hang_up_after = rng.randint(2_000, 60_000 // self._scale) if kind < 0.6 else 0
         return await client.stream(feature, key, hang_up_after=hang_up_after)
