@@ -200,6 +200,8 @@ static void one_tile(const Prepared<T>& x, const Linear& w, const Place& at, con
 static const long OWN_COPY_TO = 2;
 // Rows whose prepared form takes about this much are worked on together, so that they stay in the L2 cache.
 static const long SLAB_BYTES = 384 * 1024;
+// Each thread has a slab of its own, if there are this many rows for it: it reads and writes rows that no other does.
+static const long OWN_SLAB_FROM = 16;
 
 template <class T>
 struct Job {
@@ -231,7 +233,8 @@ static void run(Team& team, const Job<T>& j) {
     team.sync();
   }
   const long row_bytes = w.padded_k * (rows.dense ? (long)sizeof(T) : 1);
-  const long most = std::max<long>(48, SLAB_BYTES / row_bytes), slabs = (j.M + most - 1) / most;
+  const long most = std::max<long>(48, SLAB_BYTES / row_bytes), own = std::min<long>(team.size, j.M / OWN_SLAB_FROM);
+  const long slabs = std::max(own, (j.M + most - 1) / most);
   const long tiles = w.padded_n / 32;
   const long items = slabs * tiles;
   team.each_ahead(items, [&](long i, long then) {

@@ -105,18 +105,29 @@ struct Buffer {
 
 // ---------------------------------------------------------------- threads
 // All threads of a team run the same code: they share out the items of one phase after the other, and wait for each
-// other in sync(). Which thread computes an item never changes a result. An item is taken when a thread is free, since
-// a busy neighbour on the machine makes threads unequal.
+// other in sync(). Which thread computes an item never changes a result. Each thread has a range of the items of its
+// own, the same part of all in each phase: what it wrote in one phase is in its cache in the next. Who is through takes
+// items from the others' ranges, since a busy neighbour on the machine makes threads unequal.
 //
 // A waiting thread spins for a moment only and then sleeps: if the one it waits for has lost its CPU to another process,
 // it can have this one. (The OpenMP barrier spins for milliseconds, which made steps ten times slower beside a busy
 // neighbour.)
 static const int SPINS = 2000;  // about 20 us
+static const int MAX_RANGES = 64;
 struct Shared {
-  alignas(64) std::atomic<long> next[3];
+  struct alignas(64) Taken {  // items of a range
+    std::atomic<long> count;
+  };
+  Taken taken[3][MAX_RANGES];
   alignas(64) std::atomic<int> arrived{0};
   std::atomic<int> round{0}, sleepers{0};
-  Shared() { for (auto& n : next) n = 0; }
+  int ranges;
+  explicit Shared(int threads) : ranges(std::min(threads, MAX_RANGES)) {
+    for (int phase = 0; phase < 3; phase++) forget(phase);
+  }
+  void forget(int phase) {
+    for (int r = 0; r < ranges; r++) taken[phase][r].count.store(0, std::memory_order_relaxed);
+  }
 };
 static void wait_for_round_after(Shared& s, int round) {
   for (int i = 0; i < SPINS; i++) {
@@ -132,31 +143,34 @@ struct Team {
   int id, size;
   long phase = 0;
 
+  // f(i) for 0 <= i < n, taken in runs of `chunk`
   template <class F>
   void each(long n, long chunk, F f) {
-    if (size == 1) {
-      for (long i = 0; i < n; i++) f(i);
-      return;
-    }
-    std::atomic<long>& next = shared.next[phase % 3];
-    for (long b; (b = next.fetch_add(chunk, std::memory_order_relaxed)) < n;)
-      for (long i = b, e = std::min(n, b + chunk); i < e; i++) f(i);
+    ranges(n, chunk, [&](long from, long to, long) {
+      for (long i = from; i < to; i++) f(i);
+    });
   }
-  // As each(n, 1, f), but a thread takes its next item before it works on one: f(i, next), next = n if there is none.
+  // f(i, next): the thread will work on `next` after i, if nobody else does; n if on none
   template <class F>
   void each_ahead(long n, F f) {
-    std::atomic<long>& next = shared.next[phase % 3];
-    for (long i = next.fetch_add(1, std::memory_order_relaxed); i < n;) {
-      const long then = std::min(n, next.fetch_add(1, std::memory_order_relaxed));
-      f(i, then);
-      i = then;
+    ranges(n, 1, [&](long i, long to, long end) { f(i, to < end ? to : n); });
+  }
+  // f(from, to, end of the range)
+  template <class F>
+  void ranges(long n, long chunk, F f) {
+    const int R = shared.ranges;
+    for (int r = 0; r < R; r++) {
+      const int range = (id + r) % R;
+      const long begin = n * range / R, end = n * (range + 1) / R;
+      std::atomic<long>& taken = shared.taken[phase % 3][range].count;
+      for (long i; (i = begin + taken.fetch_add(chunk, std::memory_order_relaxed)) < end;) f(i, std::min(end, i + chunk), end);
     }
-    if (size == 1) next.store(0, std::memory_order_relaxed);  // there is no sync that does
+    if (size == 1) shared.forget(phase % 3);  // there is no sync that does
   }
   void sync() {
     if (size == 1) return;
-    // nobody is left in the phase before this one, so its counter can serve the phase after the next
-    if (id == 0) shared.next[(phase + 2) % 3].store(0, std::memory_order_relaxed);
+    // nobody is left in the phase before this one, so its counts can serve the phase after the next
+    if (id == 0) shared.forget((phase + 2) % 3);
     phase++;
     const int round = shared.round.load(std::memory_order_relaxed);
     if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) return wait_for_round_after(shared, round);
@@ -167,7 +181,7 @@ struct Team {
 };
 template <class F>
 static void run_team(int threads, F f) {
-  Shared shared;
+  Shared shared(std::max(threads, 1));
   if (threads <= 1) {
     Team team{shared, 0, 1};
     return f(team);
