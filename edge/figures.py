@@ -27,7 +27,7 @@ class GenerationFigures:
     ) -> None:
         self.end: Ended | Failed | None = None
         self.error: HeadraceError | None = None  # why this edge could not bring the answer to its end
-        self.is_handed_over = False  # the client goes on at another edge
+        self.goes_on_as = ""  # outcome of a request that goes on without this edge: handed_over, accepted
         self._metrics = metrics
         self._tracing = tracing
         self._context = context
@@ -116,8 +116,8 @@ class GenerationFigures:
                 return "error"
             case Ended():
                 return "cancelled"
-            case None if self.is_handed_over:
-                return "handed_over"
+            case None if self.goes_on_as:
+                return self.goes_on_as
             case None:
                 return "cancelled" if self.error is None else "error"
 

@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,12 +23,13 @@ from common.telemetry.genai import request_attributes
 from common.transport import Duplicate
 from edge.body import gone, read_body
 from edge.boundary import ClientGone
-from edge.delivery import Delivery, delivery_of
+from edge.delivery import RUNS_WITHOUT_READER, Delivery, delivery_of
 from edge.dependencies import INLINE_BYTES, Services, services_of
 from edge.errors import Draining, error_document
 from edge.queue_watch import QueueWatch
 from edge.reader import GenerationReader
 from edge.request_context import RequestContext, context_of
+from edge.request_status import status_document
 from edge.sse import HANDED_OVER, EventStream, StreamHandedOver, frame_bare, frame_with_ids
 from edge.translate.requests import (
     Admission,
@@ -75,6 +76,8 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
         with services.tracing.span("validate"):
             body = await _parse(services, endpoint, raw)
             model = await services.catalog.serving(body.model)
+        if body.background:
+            delivery = replace(delivery, grace_s=RUNS_WITHOUT_READER)
         admission = _admission(services, context, delivery, request, is_stream=bool(body.stream))
         started = time.perf_counter()
         with services.tracing.span("render"):
@@ -89,14 +92,24 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
             context.outcome["ignored_parameters"] = list(translated.ignored)[:20]
         spec, reader = await _admit(services, context, translated, delivery, endpoint, fingerprint)
         undo.callback(reader.close)
+        if body.background and not translated.stream:
+            reader.goes_on_as("accepted")
+            return await accepted(services, spec.request_id)
         answer = _Answer(services, context, spec, model.tokenizer, reader, delivery)
         if translated.stream:
             return await answer.as_stream(request, undo)
         return await answer.as_document(request)
 
 
-async def resume(request: Request, request_id: str, delivery: Delivery) -> Response:
-    """Answers GET /v1/streams/{request_id}: the stream of a request from any position, by any edge."""
+async def accepted(services: Services, request_id: str) -> Response:
+    """202: the request is in the log, runs to its end whoever reads it, and can be read at /v1/streams."""
+    status = await status_document(services, request_id)
+    return Response(status, 202, {"X-Headrace-Request-Id": request_id}, media_type="application/json")
+
+
+async def resume(request: Request, request_id: str, delivery: Delivery, *, whole: bool = False) -> Response:
+    """Answers GET /v1/streams/{request_id}: the stream of a request from any position, by any edge; or, ``whole``, its
+    answer as one document, once there is one."""
     services, context = services_of(request), context_of(request.scope)
     _refuse_when_closed(services)
     with ExitStack() as undo:
@@ -113,7 +126,8 @@ async def resume(request: Request, request_id: str, delivery: Delivery) -> Respo
         reader = GenerationReader(services, context, spec, follower, ends_with_reader=False, endpoint="stream")
         undo.callback(reader.close)
         services.metrics.resumed_streams.inc()
-        return await _Answer(services, context, spec, model.tokenizer, reader, delivery).as_stream(request, undo)
+        answer = _Answer(services, context, spec, model.tokenizer, reader, delivery)
+        return await (answer.as_document(request) if whole else answer.as_stream(request, undo))
 
 
 class _Answer:
@@ -198,7 +212,7 @@ class _Answer:
                     yield block
         except HeadraceError as error:
             if is_resumable and isinstance(error, Draining):
-                self._reader.handed_over()
+                self._reader.goes_on_as("handed_over")
                 yield HANDED_OVER
                 raise StreamHandedOver from error
             self._reader.fail(error)

@@ -99,9 +99,9 @@ class GenerationReader:
         self._follower.may_be_handed_over = not self._ends_with_reader
         return self._follower.may_be_handed_over
 
-    def handed_over(self) -> None:
-        """The client has been sent to another edge."""
-        self._figures.is_handed_over = True
+    def goes_on_as(self, outcome: str) -> None:
+        """The request goes on without this reader: its client was sent to another edge, or reads it later."""
+        self._figures.goes_on_as = outcome
 
     def fail(self, error: HeadraceError) -> None:
         """The answer ends with an error; what still runs is nobody's any more."""

@@ -18,6 +18,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     stream: bool = False
+    background: bool = False
     stream_options: StreamOptions | None = None
     n: int = 1
     max_tokens: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from common.errors import StreamExpired
@@ -11,20 +10,23 @@ from edge.delivery import Delivery, count_of, position_of
 from edge.dependencies import services_of
 from edge.generation import resume
 from edge.request_context import context_of
+from edge.request_status import status_document
 
 router = APIRouter(tags=["streams"])
 
 
 @router.get("/v1/streams/{request_id}")
 async def read_stream(
-    request: Request, request_id: str, after: str | None = None, after_chunks: str | None = None
+    request: Request, request_id: str, after: str | None = None, after_chunks: str | None = None, stream: bool = True
 ) -> Response:
     """The stream of a request (`X-Headrace-Request-Id`, or `X-Request-Id` where the client sent none), with positions.
 
     It begins after `Last-Event-ID`, or after the query parameter `after`, or, for a client that read a stream without
-    positions, after as many `data:` lines as `after_chunks` says; else at the start. 410 when the request is unknown or
-    past its retention.
+    positions, after as many `data:` lines as `after_chunks` says; else at the start. With `stream=false` it is the
+    whole answer in one document, as soon as there is one. 410 when the request is unknown or past its retention.
     """
+    if not stream:
+        return await resume(request, request_id, Delivery(), whole=True)
     if after_chunks is not None:
         skip = count_of(after_chunks, "after_chunks")
         return await resume(request, request_id, Delivery(with_ids=True, skip_chunks=skip))
@@ -36,21 +38,8 @@ async def read_stream(
 @router.get("/v1/streams/{request_id}/status")
 async def read_status(request: Request, request_id: str) -> Response:
     """Where a request stands: queued (with its position, 1 being the next, and an estimate), running or done."""
-    services = services_of(request)
     await _refuse_strangers(request, request_id)
-    status, place = await services.reading.status(request_id), await services.reading.queue_place(request_id)
-    document = {
-        "id": request_id,
-        "model": status.model,
-        "status": status.phase.value,
-        "created": status.submitted_s,
-        "deadline": status.deadline_s,
-        "events": status.last_n,
-        "queue_position": None if place is None else place.ahead + 1,
-        "estimated_wait_s": None if place is None else place.estimated_wait_s,
-        "cancelled": status.cancel,
-    }
-    return Response(msgspec.json.encode(document), media_type="application/json")
+    return Response(await status_document(services_of(request), request_id), media_type="application/json")
 
 
 @router.delete("/v1/streams/{request_id}", status_code=202)
