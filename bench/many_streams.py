@@ -18,6 +18,7 @@ import secrets
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from cli.bench.figures import percentile
@@ -29,6 +30,7 @@ from tests.integration.edge.scripted_worker import ScriptedWorker
 from tests.servers import Server, running
 
 _STAMP = re.compile(rb'"content":"(\d+\.\d+) "')
+_READS = re.compile(r'headrace_edge_catch_up_reads_total\{why="(\w+)"\} (\S+)')
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -55,6 +57,13 @@ def memory_and_cpu(pid: int) -> tuple[int, float]:
     """Resident bytes and CPU seconds so far of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def catch_up_reads(url: str) -> str:
+    """How often readers had to look into the log, as the edge counted."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    return ", ".join(f"{why} {int(float(count))}" for why, count in _READS.findall(page))
 
 
 async def read_stream(port: int, tokens: int, delays: list[float], started: asyncio.Event) -> int:
@@ -86,11 +95,10 @@ async def measure(options: argparse.Namespace, redis: RedisSettings, edge: EdgeP
         tasks.append(asyncio.create_task(read_stream(edge.port, options.tokens, delays, everybody)))
         await asyncio.sleep(options.ramp / options.streams)
     everybody.set()  # delays count once all streams are open
-    begun = time.monotonic()
-    _, cpu_before = memory_and_cpu(edge.process.pid)
+    begun, (_, cpu_before) = time.monotonic(), memory_and_cpu(edge.process.pid)
     await asyncio.sleep(options.tokens * options.interval * 0.4)
     held_bytes, cpu_after = memory_and_cpu(edge.process.pid)
-    window_s = time.monotonic() - begun
+    window_s, in_window, cpu_s = time.monotonic() - begun, len(delays), cpu_after - cpu_before
     counts = await asyncio.gather(*tasks)
     complete = sum(count == options.tokens for count in counts)
     print(f"streams complete             {complete} of {options.streams}")
@@ -100,7 +108,9 @@ async def measure(options: argparse.Namespace, redis: RedisSettings, edge: EdgeP
     print(f"delivery delay ms max        {1000 * max(delays):.1f}")
     print(f"edge memory idle MiB         {idle_bytes / 2**20:.0f}")
     print(f"edge memory a stream KiB     {(held_bytes - idle_bytes) / options.streams / 1024:.1f}")
-    print(f"edge CPU, share of a core    {(cpu_after - cpu_before) / window_s:.2f}")
+    print(f"edge CPU, share of a core    {cpu_s / window_s:.2f}")
+    print(f"edge CPU us a token          {1e6 * cpu_s / max(in_window, 1):.1f}")
+    print(f"catch-up reads, by cause     {catch_up_reads(edge.url) or 'none'}")
 
 
 def main() -> int:
@@ -122,7 +132,12 @@ def main() -> int:
         command = [sys.executable, "-m", "bench.many_streams", "--interval", str(options.interval)]
         child = subprocess.Popen([*command, "--engine", redis.redis_url, redis.key_prefix])
         edge = EdgeProcess(
-            redis, partitions=1, max_queued_requests=100_000, max_queued_tokens=1_000_000_000, log_level="warning"
+            redis,
+            partitions=1,
+            max_queued_requests=100_000,
+            max_queued_tokens=1_000_000_000,
+            log_level="warning",
+            catalog_refresh_s=1.0,
         )
         try:
             edge.start()

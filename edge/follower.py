@@ -4,6 +4,8 @@ No I/O and no clock: frames are offered, reads of the log are begun and ended, a
 
         1 2 3 4 5 | 6 7 8 | 9
         taken       kept    next: the number that the next frame must have to be kept
+
+A frame with that number is the next event, whatever is in doubt behind it; only one beyond it has to be read for.
 """
 
 from __future__ import annotations
@@ -16,9 +18,7 @@ from common.errors import LogCorrupt, StreamGap
 from common.events import TERMINAL, Ended, Failed, Milestone, Recorded, Started, decode_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from common.errors import HeadraceError
+    from collections.abc import Callable, Iterable
 
 _MAY_OPEN_AN_EPOCH: Final = (Started, Milestone, Ended, Failed)
 
@@ -36,7 +36,9 @@ class Gap(StrEnum):
 class Follower:
     """One reader of one request, used from the event loop only.
 
-    ``gap`` says why frames are not to be trusted until the log has been read; None: they are.
+    ``gap`` says why the log has to be read before more can be shown; None: frames tell everything.
+    ``direct``, while it is set, is called by `flush` in place of waking the reader: it takes what is kept, or calls
+    `wake`.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class Follower:
         "_interruption",
         "_kept",
         "_next",
+        "direct",
         "gap",
         "is_ended",
         "may_be_handed_over",
@@ -58,6 +61,7 @@ class Follower:
     def __init__(self, request_id: str, *, after: int, capacity: int, gap: Gap | None) -> None:
         self.request_id = request_id
         self.gap = gap
+        self.direct: Callable[[], None] | None = None
         self.is_ended = False  # the terminal event has been taken
         self.may_be_handed_over = False  # its client can go on at another edge
         self.quiet_ticks = 0  # of the relay's clock since the last news
@@ -67,7 +71,7 @@ class Follower:
         self._kept: list[tuple[int, bytes] | Recorded] = []
         self._aside: list[tuple[int, bytes]] | None = None  # frames that come while the log is being read
         self._epoch = 0
-        self._interruption: HeadraceError | None = None
+        self._interruption: Exception | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -85,22 +89,39 @@ class Follower:
         return self._interruption is not None
 
     def offer(self, n: int, payload: bytes) -> None:
-        """A frame has come."""
+        """A frame has come; `flush` after the last one that came with it."""
         self.quiet_ticks = self.quiet_checks = 0
         if self._aside is not None:
             if len(self._aside) < self._capacity:
                 self._aside.append((n, payload))
-            return
-        if n < self._next or self.gap:
-            return
-        if n > self._next:
-            self.mark_gap(Gap.MISSING)
-        elif len(self._kept) >= self._capacity:
-            self.mark_gap(Gap.SLOW_READER)
-        else:
+        elif n == self._next:
+            if len(self._kept) >= self._capacity:
+                self.mark_gap(Gap.SLOW_READER)
+                return
             self._kept.append((n, payload))
             self._next += 1
+            if self.gap is Gap.QUIET:  # nothing was missed: it was merely quiet
+                self.gap = None
+        elif n > self._next:
+            self.mark_gap(Gap.MISSING)
+
+    def flush(self) -> None:
+        """What is kept goes to the reader now."""
+        if not self._kept:
+            return
+        if self.direct is None or self._interruption is not None:
             self._changed.set()
+        else:
+            self.direct()
+
+    def wake(self) -> None:
+        """The reader shall look at what is kept by itself."""
+        self._changed.set()
+
+    def put_back(self, taken: list[Recorded]) -> None:
+        """What `take` gave and nobody could use is kept again, for the reader itself."""
+        self._kept[:0] = taken
+        self._changed.set()
 
     def mark_gap(self, why: Gap) -> None:
         """The log has to be read before more is shown."""
@@ -143,7 +164,7 @@ class Follower:
             self._check(recorded)
         return taken
 
-    def interrupt(self, why: HeadraceError) -> None:
+    def interrupt(self, why: Exception) -> None:
         """The reader has to stop: `changed` raises ``why`` from now on."""
         self._interruption = why
         self._changed.set()

@@ -26,11 +26,13 @@ from edge.boundary import ClientGone
 from edge.delivery import RUNS_WITHOUT_READER, Delivery, delivery_of
 from edge.dependencies import INLINE_BYTES, Services, services_of
 from edge.errors import Draining, error_document
+from edge.http_protocol import direct_body
 from edge.queue_watch import QueueWatch
 from edge.reader import GenerationReader
 from edge.request_context import RequestContext, context_of
 from edge.request_status import status_document
-from edge.sse import HANDED_OVER, EventStream, StreamHandedOver, frame_bare, frame_with_ids
+from edge.sse import HANDED_OVER, EventStream, StreamHandedOver, frame_bare
+from edge.stream_body import DocumentBody, StreamBody
 from edge.translate.requests import (
     Admission,
     Translated,
@@ -153,12 +155,13 @@ class _Answer:
     async def as_stream(self, request: Request, undo: ExitStack) -> Response:
         """Server-sent events, once a worker has taken the request up (or the hold is over)."""
         renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
+        body = StreamBody(renderer, self._delivery, direct_body(request.scope))
         await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
         headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
         if self._delivery.with_queue_status:
             headers |= await self._watch.headers()
         return EventStream(
-            self._blocks(renderer),
+            self._blocks(body),
             self._services.streams,
             with_ids=self._delivery.with_ids,
             headers=headers,
@@ -184,30 +187,20 @@ class _Answer:
         return Response(builder.body(), media_type="application/json")
 
     async def _collect(self, builder: AnswerBuilder) -> None:
+        body = DocumentBody(builder)
         while not builder.ended:
-            for recorded in await self._reader.next():
-                builder.feed(recorded)
+            body.take(await self._reader.next(body))
 
-    async def _blocks(self, renderer: StreamRenderer) -> AsyncIterator[bytes]:
-        """One write for all events that are there, however many."""
+    async def _blocks(self, body: StreamBody) -> AsyncIterator[bytes]:
+        """What does not go to the connection directly. One write for all events that are there, however many."""
         delivery = self._delivery
-        first_chunk = {delivery.after + 1: delivery.after_chunks}
-        skip = delivery.skip_chunks
         is_resumable = delivery.with_ids and self._reader.may_be_handed_over()
         try:
             if delivery.with_queue_status:
                 async for comment in self._watch.comments(self._reader.is_silent):
                     yield comment
-            while not renderer.ended:
-                block = b""
-                for recorded in await self._reader.next():
-                    chunks = renderer.feed(recorded)
-                    if chunks and delivery.with_ids:
-                        first = min(skip, len(chunks)) or first_chunk.get(recorded.n, 0)
-                        skip = max(skip - len(chunks), 0)
-                        block += frame_with_ids(recorded.n, chunks, first=first)
-                    elif chunks:
-                        block += frame_bare(chunks)
+            while not body.ended:
+                block = body.block(await self._reader.next(body))
                 if block:
                     yield block
         except HeadraceError as error:

@@ -1,5 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds on what stands before a body.
 
+`DirectBody` is a way past the layers of an answer, for those who write many small parts of a body.
+
 A connection may take `HEAD_TIMEOUT_S` to send the head of a request and `MAX_HEAD_BYTES` for it: without these bounds
 anybody, key or not, fills the memory or the descriptors of an edge with heads that never end.
 """
@@ -15,8 +17,42 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 if TYPE_CHECKING:
     from asyncio.events import TimerHandle
 
+    from starlette.types import Scope
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
 MAX_HEAD_BYTES: Final = 64 << 10
 HEAD_TIMEOUT_S: Final = 30.0
+_DIRECT: Final = "headrace.direct"
+
+
+class DirectBody:
+    """Writes parts of an answer's body to its connection, at once and without a task. For use between two messages of
+    the answer, from the event loop."""
+
+    __slots__ = ("_cycle", "num_bytes")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.num_bytes = 0  # written, without the framing of the transfer
+
+    @property
+    def is_ready(self) -> bool:
+        """The answer's head is out, in chunks, and the client takes what it gets. Else parts have to go the long way,
+        which waits."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        return cycle.chunked_encoding is True
+
+    def write(self, part: bytes) -> None:
+        """One part, not empty, while the body `is_ready`."""
+        self.num_bytes += len(part)
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+
+def direct_body(scope: Scope) -> DirectBody | None:
+    """The direct way to the answer of this request; None under another server or protocol."""
+    return scope.get(_DIRECT)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -51,6 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        self.scope[_DIRECT] = DirectBody(self.cycle)  # type: ignore[typeddict-unknown-key]  # the cycle of this head
 
     def on_message_complete(self) -> None:
         self._in_head = True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from common.errors import HeadraceError, StreamExpired
-from common.events import CancelReason, ChoiceFinished, Ended, Failed, Milestone, Recorded, Tokens
+from common.events import TERMINAL, CancelReason, ChoiceFinished, Ended, Failed, Milestone, Recorded, Tokens
 from edge.body import gone
 from edge.boundary import ClientGone
 from edge.figures import GenerationFigures
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
     from edge.request_context import RequestContext
 
 DEADLINE_SLACK_S: Final = 0.5  # the worker ends a request at its deadline; the edge, when no worker did
+
+
+class Direct(Protocol):
+    """Who takes events without waiting."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` may be called now."""
+
+    def take(self, events: list[Recorded]) -> None:
+        """The next events, in order, none of them terminal."""
 
 
 class GenerationReader:
@@ -83,13 +95,22 @@ class GenerationReader:
             events.cancel()
         return not self._early
 
-    async def next(self) -> list[Recorded]:
-        """The next events, at least one. May be cancelled without losing any.
+    async def next(self, direct: Direct) -> list[Recorded]:
+        """The next events that ``direct`` does not take, at least one: while this waits, news go there as they come,
+        without a task that wakes up, whenever it is ready, and but for the end of the answer.
 
-        Raises `StreamExpired`, `LogCorrupt`, `LogUnavailable`, or why the edge has to stop.
+        May be cancelled without losing any. Raises `StreamExpired`, `LogCorrupt`, `LogUnavailable`, or why the edge
+        has to stop.
         """
         early, self._early = self._early, []
-        events = early or await self._take()
+        if early:
+            self._figures.note(early)
+            return early
+        self._follower.direct = functools.partial(self._hand_over, direct)
+        try:
+            events = await self._take()
+        finally:
+            self._follower.direct = None
         self._figures.note(events)
         return events
 
@@ -119,6 +140,21 @@ class GenerationReader:
         if self._figures.end is None and self._ends_with_reader:
             self._services.submitter.cancel_soon(self._request.request_id, self._cancel_reason)
         self._figures.conclude(self._follower.position)
+
+    def _hand_over(self, direct: Direct) -> None:
+        """Called when news have come."""
+        if not direct.is_ready:
+            self._follower.wake()
+            return
+        try:
+            events = self._follower.take()
+            if isinstance(events[-1].event, TERMINAL):
+                self._follower.put_back(events)
+            else:
+                self._figures.note(events)
+                direct.take(events)
+        except Exception as error:  # noqa: BLE001 - it is raised again where the reader waits; others go on
+            self._follower.interrupt(error)
 
     async def _take_within(self, seconds: float, client: asyncio.Future[None]) -> list[Recorded] | None:
         """The next events; None when there are none in time. Raises `ClientGone` when ``client`` is done first."""

@@ -6,7 +6,7 @@ bounded buffer: the stream in Redis is the buffer. What a reader keeps and drops
 what happens around it, all on one event loop:
 
 * a task takes the frames off the edge's one subscription and offers them;
-* a clock marks readers that heard nothing for a while as having a gap;
+* a clock asks the log how far the requests are whose readers heard nothing for a while;
 * a task tells the log which requests still have readers;
 * reads of the log run in tasks of their own, because a reader that is cancelled in the middle of one must not take a
   Redis connection with it.
@@ -24,16 +24,18 @@ from common.transport import Resubscribed
 from edge.follower import Follower, Gap
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from common.errors import HeadraceError
     from common.events import Recorded
     from common.telemetry.metrics import EdgeMetrics
-    from common.transport import Attached, FrameBus, Reading
+    from common.transport import Attached, Frame, FrameBus, Reading
     from edge.config import StreamSettings
 
 MAX_PARALLEL_READS: Final = 16
+FRAMES_A_TURN: Final = 64
 TICKS_A_QUIET_SPELL: Final = 3
+ANSWER_WITHIN_S: Final = 1.0
 MAX_BACKOFF_DOUBLINGS: Final = 3
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Relay:
         self._reading = reading
         self._metrics = metrics
         self._settings = settings
+        self._tick_s = settings.quiet_check_s / TICKS_A_QUIET_SPELL
         self._edge_id = edge_id
         self._refresh_s = refresh_s
         self._followers: dict[str, tuple[Follower, ...]] = {}
@@ -133,20 +136,64 @@ class Relay:
                         follower.mark_gap(Gap.RESUBSCRIBED)
                     continue
                 self._metrics.frames.inc(len(signal))
-                for frame in signal:
-                    for follower in self._followers.get(frame.request_id, ()):
-                        follower.offer(frame.n, frame.payload)
+                self._hand_out(signal[:FRAMES_A_TURN])
+                for start in range(FRAMES_A_TURN, len(signal), FRAMES_A_TURN):
+                    await asyncio.sleep(0)  # the loop sends what was written so far
+                    self._hand_out(signal[start : start + FRAMES_A_TURN])
+
+    def _hand_out(self, frames: Sequence[Frame]) -> None:
+        """Frames of one request stand together, and its readers get them together."""
+        readers: tuple[Follower, ...] = ()
+        for frame in frames:
+            found = self._followers.get(frame.request_id, ())
+            if found is not readers:
+                for follower in readers:
+                    follower.flush()
+                readers = found
+            for follower in readers:
+                follower.offer(frame.n, frame.payload)
+        for follower in readers:
+            follower.flush()
 
     async def _watch_for_quiet(self) -> None:
-        """A reader that heard nothing looks into the log; the longer the silence, the more rarely."""
+        """Whether the log is longer than what a reader that heard nothing has; the longer the silence, the more rarely
+        asked. One question for many readers: at most streams it is quiet between two tokens."""
         while True:
-            await asyncio.sleep(self._settings.quiet_check_s / TICKS_A_QUIET_SPELL)
-            for follower in self:
-                follower.quiet_ticks += 1
-                patience = TICKS_A_QUIET_SPELL << min(follower.quiet_checks, MAX_BACKOFF_DOUBLINGS)
-                if follower.quiet_ticks >= patience:
-                    follower.quiet_ticks = 0
-                    follower.quiet_checks += 1
+            await asyncio.sleep(self._tick_s)
+            silent = [follower for follower in self if self._is_silent(follower)]
+            if silent:
+                await self._look_after(silent)
+
+    def _is_silent(self, follower: Follower) -> bool:
+        follower.quiet_ticks += 1
+        patience = TICKS_A_QUIET_SPELL << min(follower.quiet_checks, MAX_BACKOFF_DOUBLINGS)
+        if follower.quiet_ticks < patience or follower.gap:
+            return False
+        follower.quiet_ticks = 0
+        follower.quiet_checks += 1
+        return True
+
+    async def _look_after(self, silent: Sequence[Follower]) -> None:
+        """Marks those that have missed something, or all when the log does not answer: then each waits for it.
+
+        What is in the log may still be on its way here as a frame, so whoever is behind gets a little more time.
+        """
+        asked = {follower: follower.position for follower in silent}
+        question = self._start(self._reading.lengths({follower.request_id for follower in silent}))
+        await asyncio.wait({question}, timeout=max(self._settings.quiet_check_s, ANSWER_WITHIN_S))
+        failed = not question.done() or question.exception() is not None
+        lengths = {} if failed else question.result()
+        behind: list[tuple[Follower, int]] = []
+        for follower, position in asked.items():
+            length = lengths.get(follower.request_id)
+            if length is None or length < position:
+                follower.mark_gap(Gap.QUIET)
+            elif length > follower.position:
+                behind.append((follower, length))
+        if behind:
+            await asyncio.sleep(self._tick_s)
+            for follower, length in behind:
+                if length > follower.position:
                     follower.mark_gap(Gap.QUIET)
 
     async def _keep_alive(self) -> None:

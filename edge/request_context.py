@@ -19,6 +19,7 @@ from common.errors import HeadraceError, InvalidRequest
 from common.telemetry.logging import get_logger, request_context
 from common.transport import idempotent_request_id, new_request_id
 from edge.errors import Unauthorized
+from edge.http_protocol import direct_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,12 +141,14 @@ class RequestIdentity:
     def _conclude(self, scope: Scope, context: RequestContext, answer: _Answer) -> None:
         handler, method = _handler(scope), scope["method"]
         seconds = context.elapsed_s()
+        direct = direct_body(scope)
+        num_bytes = answer.num_bytes + (direct.num_bytes if direct is not None else 0)
         status = answer.status or STATUS_CLIENT_GONE
         self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._metrics.http_duration.labels(handler, method).observe(seconds)
         self._metrics.http_duration_fine.observe(seconds)
         self._metrics.http_request_size.labels(handler).observe(_announced_size(scope))
-        self._metrics.http_response_size.labels(handler).observe(answer.num_bytes)
+        self._metrics.http_response_size.labels(handler).observe(num_bytes)
         if context.span is not None:
             context.span.update_name(f"{method} {handler}")
             context.span.set_attribute("http.request.method", method)
@@ -157,7 +160,7 @@ class RequestIdentity:
             route=handler,
             status=status,
             duration_s=round(seconds, 4),
-            bytes=answer.num_bytes,
+            bytes=num_bytes,
             **context.outcome,
         )
 

@@ -12,14 +12,14 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from common.errors import LogCorrupt, LogUnavailable
 from common.events import CancelReason, Failed, InboxEvent, decode_request
 from common.transport import scripts
 from common.transport.absence import AbsenceWatch
-from common.transport.appending import Batch, batches
+from common.transport.appending import CHUNK, Batch, batches
 from common.transport.client import LogClient
 from common.transport.frames import publish
 from common.transport.inbox import Inbox
@@ -115,20 +115,20 @@ class Ownership:
         return owned
 
     async def append(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
-        """Append what one engine step produced, then push frames to the edges that read these requests.
+        """Append what one engine step produced, then push frames to the edges that read these requests; of a large
+        step what is in the log already, while the rest is being appended.
 
         Answers in the order of ``items``. Safe to repeat with the same items, which is what to do after
         `LogUnavailable` (any part may have been appended).
         """
         calls = batches(items, self._client.keys)
-        replies = await asyncio.gather(*(self._append(batch) for batch in calls), return_exceptions=True)
+        pushing = _Pushing(self._client)
+        replies = await asyncio.gather(*(self._append(batch, pushing) for batch in calls), return_exceptions=True)
+        await pushing.rest()
         outcomes: dict[int, AppendOutcome] = {}
-        routed: list[tuple[bytes, list[Frame]]] = []
         for batch, reply in zip(calls, replies, strict=True):
             if not isinstance(reply, BaseException):
-                outcomes.update(zip(batch.indexes, batch.outcomes(reply), strict=True))
-                routed.extend(batch.frames(reply))
-        await publish(self._client, routed)
+                outcomes.update(zip(batch.indexes, reply, strict=True))
         for index, outcome in outcomes.items():
             self._settle(items[index], outcome)
         for reply in replies:
@@ -252,10 +252,13 @@ class Ownership:
         failure = Failed(epoch=epoch, t=time.time(), code=error.code, message=error.message)
         await self.append([AppendItem(request_id, epoch, length + 1, (failure,), is_final=True)])
 
-    async def _append(self, batch: Batch) -> Any:
+    async def _append(self, batch: Batch, pushing: _Pushing) -> list[AppendOutcome]:
         names = batch.keys(self._client.keys, self._model)
         arguments = batch.arguments(self._client.settings, self._lease.token, self._reader_timeout_ms())
-        return await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
+        reply = await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
+        outcomes = batch.outcomes(reply)
+        await pushing.add(batch.frames(reply))
+        return outcomes
 
     def _reader_timeout_ms(self) -> int:
         """After the log was away or full, edges get their time to say so before a request counts as orphaned."""
@@ -295,3 +298,22 @@ class Ownership:
         if reply:
             _log.warning("taking over %d requests of worker %s", len(reply) // 2, dead)
         return [Entry(partition, queue_class, entry_id, request_id) for entry_id, request_id in pairs(reply or [])]
+
+
+class _Pushing:
+    """Frames of one append, pushed together: a message costs worker, server and edge more than a frame does."""
+
+    def __init__(self, client: LogClient) -> None:
+        self._client = client
+        self._waiting: list[tuple[bytes, list[Frame]]] = []
+
+    async def add(self, routed: Iterable[tuple[bytes, list[Frame]]]) -> None:
+        """Of requests whose events are in the log now."""
+        self._waiting.extend(routed)
+        if len(self._waiting) >= CHUNK:
+            await self.rest()
+
+    async def rest(self) -> None:
+        routed, self._waiting = self._waiting, []
+        if routed:
+            await publish(self._client, routed)

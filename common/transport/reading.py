@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from common.errors import StreamExpired
 from common.events import TERMINAL, CancelReason, Recorded, decode_request
@@ -18,7 +18,7 @@ from common.transport.records import Attached, QueuePlace, RequestPhase, Request
 __all__ = ["FrameBus", "Reading"]
 
 _MOST_EDGES = 8  # that frames of one request are pushed to; further readers read
-_SEEN_BATCH = 256
+_BATCH = 256  # requests that one script looks at
 _MOST_COUNTED = 10_000  # entries of one queue, to tell a position
 
 
@@ -61,13 +61,30 @@ class Reading:
 
     async def keep_alive(self, request_ids: Iterable[str]) -> None:
         """Say that these requests still have readers. To be called every `RedisSettings.reader_refresh_s`."""
+        for batch in self._batches(request_ids):
+            await self._client.run(scripts.SEEN, [self._client.keys.request(request_id) for request_id in batch], [""])
+
+    async def lengths(self, request_ids: Iterable[str]) -> dict[str, int | None]:
+        """How many events each of these requests has; None for one that is unknown or past its retention.
+
+        Raises `LogUnavailable`, and `InvalidRequest` for a malformed id.
+        """
         keys = self._client.keys
+        found: dict[str, int | None] = {}
+        for batch in self._batches(request_ids):
+            names = [name for request_id in batch for name in (keys.request(request_id), keys.output(request_id))]
+            lengths = await self._client.run(scripts.LENGTHS, names, [])
+            found |= {key: length if length >= 0 else None for key, length in zip(batch, lengths, strict=True)}
+        return found
+
+    def _batches(self, request_ids: Iterable[str]) -> Iterator[list[str]]:
+        """As many of one partition as one script takes."""
         by_partition: dict[int, list[str]] = {}
         for request_id in request_ids:
-            by_partition.setdefault(keys.partition(request_id), []).append(keys.request(request_id))
-        for names in by_partition.values():
-            for start in range(0, len(names), _SEEN_BATCH):
-                await self._client.run(scripts.SEEN, names[start : start + _SEEN_BATCH], [""])
+            by_partition.setdefault(self._client.keys.partition(request_id), []).append(request_id)
+        for ids in by_partition.values():
+            for start in range(0, len(ids), _BATCH):
+                yield ids[start : start + _BATCH]
 
     async def read_range(self, request_id: str, *, after: int, limit: int = 1000) -> list[Recorded]:
         """Events after+1 ... in order, at most ``limit``; empty when there are none (or the log has expired).

@@ -89,8 +89,18 @@ def test_a_failed_read_leaves_the_gap() -> None:
     reader = follower(gap=Gap.ATTACH)
     reader.begin_read()
     reader.abandon_read()
-    offer(reader, 1)
+    offer(reader, 2)
     assert (reader.take(), reader.gap) == ([], Gap.ATTACH)
+
+
+def test_the_next_event_is_kept_whatever_is_in_doubt_and_ends_a_doubt_that_was_mere_silence() -> None:
+    reader = follower(gap=Gap.ATTACH)
+    offer(reader, 1, 2)
+    assert (numbers(reader.take()), reader.gap) == ([1, 2], Gap.ATTACH)
+    read(reader, 2)
+    reader.mark_gap(Gap.QUIET)
+    offer(reader, 3)
+    assert (numbers(reader.take()), reader.gap) == ([3], None)
 
 
 def test_a_log_with_a_hole_is_refused() -> None:
