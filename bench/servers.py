@@ -1,11 +1,9 @@
-"""Servers to be compared: which of them this machine has, starting one, and ending it."""
+"""Servers to be compared: how each is started, starting one, and ending it."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +34,7 @@ class Server:
 
     name: str
     command: Callable[[int, Path], Sequence[str]]
+    environ: Mapping[str, str] = field(default_factory=dict)  # where our own environment does not say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +65,53 @@ def headrace(quantization: str, model_dir: Path) -> Server:
     return Server(f"headrace-{'bf16' if quantization == 'none' else quantization}", command)
 
 
-def peers(gguf: Path, hf_dir: Path | None) -> list[Server]:
-    """Those that are installed here. vLLM needs ``hf_dir``, a directory of safetensors."""
-    threads = str(len(os.sched_getaffinity(0)))
-    found = []
-    if binary := shutil.which("llama-server"):
-        found.append(Server("llama-server", lambda port, _: _llama_server(binary, gguf, port, threads)))
-    if all(map(_has, ("llama_cpp", "fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings"))):
-        found.append(Server("llama-cpp-python", lambda port, _: _llama_cpp_python(gguf, port, threads)))
-    if (vllm := shutil.which("vllm")) and hf_dir is not None:
-        found.append(Server("vllm-bf16", lambda port, _: _vllm(vllm, hf_dir, port)))
-    return found
+def llama_server(name: str, binary: Path, gguf: Path) -> Server:
+    """llama.cpp's own server on all cores, 32 slots of 2,048 tokens."""
+    threads = _num_cores()
+    options = ["-c", "65536", "-np", "32", "--cont-batching", "-t", threads, "-tb", threads]
+
+    def command(port: int, _: Path) -> list[str]:
+        return [str(binary), "-m", str(gguf), "--host", _HOST, "--port", str(port), *options]
+
+    return Server(name, command)
+
+
+def llama_cpp_python(gguf: Path) -> Server:
+    """The server of llama-cpp-python, which answers one request at a time."""
+    threads = _num_cores()
+    options = ["--n_ctx", "4096", "--n_threads", threads, "--n_threads_batch", threads]
+
+    def command(port: int, _: Path) -> list[str]:
+        where = ["--host", _HOST, "--port", str(port)]
+        return [sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), *where, *options]
+
+    return Server("llama-cpp-python", command)
+
+
+def vllm(binary: Path, hf_dir: Path) -> Server:
+    """vLLM's CPU build as its documentation recommends: tcmalloc and Intel's OpenMP preloaded where they are found.
+
+    It keeps one core free of computing by itself; VLLM_CPU_OMP_THREADS_BIND in the environment says otherwise.
+    """
+    options = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64", "--enable-prefix-caching"]
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    preloaded = [*sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")), binary.parent.parent / "lib/libiomp5.so"]
+    found = ":".join(str(library) for library in preloaded if library.is_file())
+
+    def command(port: int, _: Path) -> list[str]:
+        return [str(binary), "serve", str(hf_dir), "--host", _HOST, "--port", str(port), *options]
+
+    return Server("vllm-bf16", command, {**offline, "LD_PRELOAD": found, "VLLM_CPU_KVCACHE_SPACE": "2"})
+
+
+def transformers_serve(binary: Path, hf_dir: Path) -> Server:
+    """`transformers serve` with its continuous batching."""
+    options = ["--continuous-batching", "--dtype", "bfloat16", "--device", "cpu"]
+
+    def command(port: int, _: Path) -> list[str]:
+        return [str(binary), "serve", str(hf_dir), "--host", _HOST, "--port", str(port), *options]
+
+    return Server("transformers-bf16", command, {"HF_HUB_OFFLINE": "1"})
 
 
 @contextmanager
@@ -86,7 +121,7 @@ def running(server: Server, directory: Path) -> Iterator[Running]:
     port = free_port(_HOST)
     url = f"http://{_HOST}:{port}/v1"
     log = directory / "output.log"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     started = time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -95,7 +130,7 @@ def running(server: Server, directory: Path) -> Iterator[Running]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environ,
+            env={**server.environ, **own},
         )
     try:
         model = _first_answer(process, url, log)
@@ -168,21 +203,5 @@ def _part(process_id: int) -> str:
     return next((part for word, part in known.items() if word in words), "server")
 
 
-def _has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-def _llama_server(binary: str, gguf: Path, port: int, threads: str) -> list[str]:
-    options = ["-c", "65536", "-np", "32", "--cont-batching", "-t", threads, "-tb", threads]
-    return [binary, "-m", str(gguf), "--host", _HOST, "--port", str(port), *options]
-
-
-def _llama_cpp_python(gguf: Path, port: int, threads: str) -> list[str]:
-    options = ["--n_ctx", "4096", "--n_threads", threads, "--n_threads_batch", threads]
-    where = ["--host", _HOST, "--port", str(port)]
-    return [sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), *where, *options]
-
-
-def _vllm(binary: str, hf_dir: Path, port: int) -> list[str]:
-    options = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64", "--enable-prefix-caching"]
-    return [binary, "serve", str(hf_dir), "--host", _HOST, "--port", str(port), *options]
+def _num_cores() -> str:
+    return str(len(os.sched_getaffinity(0)))
