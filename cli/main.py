@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "tail": Command("cli.tail", "everything that happens, event by event"),
     "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did"),
     "bench engine": Command("cli.bench.engine", "the engine by itself: no HTTP, no log"),
+    "bench long-prompts": Command("cli.bench.long_prompts", "streams beside long prompts: pauses against waiting"),
     "bench step": Command("cli.bench.step", "where the time of one engine step goes"),
 }
 

@@ -77,6 +77,7 @@ def assemble(
 
     ``cuda_graphs``: whether decode steps are recorded where they can be.
     """
+    scheduler = scheduler.for_device(is_cpu=model.device.type == "cpu")
     kv_cache = KvCacheManager(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from common.config import Flags, Settings
+
+_MIN_STEP_TOKENS: Final = 16
+# Tokens in a step, and prompt tokens beside decodes. Measured on a CPU (docs/benchmarks.md), a guess on a GPU.
+_CPU_TOKENS: Final = (512, 128)
+_GPU_TOKENS: Final = (2048, 1024)
 
 
 class SchedulerSettings(Settings):
@@ -14,14 +19,18 @@ class SchedulerSettings(Settings):
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences that run at the same time.")
     max_num_batched_tokens: int = Field(
-        2048, ge=16, le=1_048_576, description="Tokens computed in one step, decodes and prompt chunks together."
+        0,
+        ge=0,
+        le=1_048_576,
+        description="Tokens computed in one step, decodes and prompt chunks together: what arrives meanwhile waits for "
+        "its end. At least 16; 0: 512 on a CPU, 2048 on a GPU.",
     )
     max_prefill_tokens_beside_decodes: int = Field(
-        256,
-        ge=1,
+        0,
+        ge=0,
         le=1_048_576,
-        description="Prompt tokens in a step that also decodes: bounds the pause that a prompt puts between two "
-        "tokens of the others. Raise it on fast devices.",
+        description="Prompt tokens in a step that also decodes: bounds the pause that prompts put between two tokens "
+        "of the others. 0: 128 on a CPU, 1024 on a GPU.",
     )
     long_prefill_token_threshold: int = Field(
         512,
@@ -35,6 +44,25 @@ class SchedulerSettings(Settings):
         description="Share of each tenant under contention, as a=2,b=0.5; tenants not named weigh 1.",
     )
 
+    @property
+    def step_tokens(self) -> int:
+        """`max_num_batched_tokens`, chosen; that of a CPU where `for_device` was not asked."""
+        return self.max_num_batched_tokens or max(_CPU_TOKENS[0], self.max_num_seqs)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """`max_prefill_tokens_beside_decodes`, chosen in the same way."""
+        return self.max_prefill_tokens_beside_decodes or _CPU_TOKENS[1]
+
+    def for_device(self, *, is_cpu: bool) -> Self:
+        """With what was left to the device filled in."""
+        step, chunk = _CPU_TOKENS if is_cpu else _GPU_TOKENS
+        chosen = {
+            "max_num_batched_tokens": self.max_num_batched_tokens or max(step, self.max_num_seqs),
+            "max_prefill_tokens_beside_decodes": self.max_prefill_tokens_beside_decodes or chunk,
+        }
+        return self.model_copy(update=chosen)
+
     @field_validator("tenant_weights", mode="before")
     @classmethod
     def _parse_weights(cls, value: object) -> object:
@@ -47,7 +75,12 @@ class SchedulerSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if 0 < self.max_num_batched_tokens < _MIN_STEP_TOKENS:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least {_MIN_STEP_TOKENS}, or 0 to leave it to the device; it is "
+                f"{self.max_num_batched_tokens}"
+            )
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in each step"

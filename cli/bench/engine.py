@@ -236,10 +236,15 @@ def _take(result: StepResult, outcomes: dict[int, Outcome], now: float) -> int:
 _seq_ids: Final = itertools.count(1)
 
 
+def next_seq_id() -> int:
+    """One that no sequence of this process has."""
+    return next(_seq_ids)
+
+
 def _sequences(assembly: Assembly, workload: Workload, prose: Prose, rng: random.Random) -> list[EngineSequence]:
     model = assembly.model
     tokenizer = Tokenizer.from_json(model.tokenizer_json, model.tokenizer_config)
-    system = _cut(tokenizer, prose, rng, workload.system_tokens)
+    system = cut(tokenizer, prose, rng, workload.system_tokens)
     lengths = Lengths.parse(workload.prompt_tokens), Lengths.parse(workload.output_tokens)
     sequences = []
     for seq_id in itertools.islice(_seq_ids, workload.requests):
@@ -248,7 +253,7 @@ def _sequences(assembly: Assembly, workload: Workload, prose: Prose, rng: random
                 seq_id=seq_id,
                 request_id=f"bench-{seq_id}",
                 choice=0,
-                prompt_token_ids=system + _cut(tokenizer, prose, rng, lengths[0].draw(rng)),
+                prompt_token_ids=system + cut(tokenizer, prose, rng, lengths[0].draw(rng)),
                 sampling=SamplingParams(max_tokens=lengths[1].draw(rng), temperature=0.0, ignore_eos=True),
                 max_model_len=assembly.plan.max_model_len,
             )
@@ -256,7 +261,7 @@ def _sequences(assembly: Assembly, workload: Workload, prose: Prose, rng: random
     return sequences
 
 
-def _cut(tokenizer: Tokenizer, prose: Prose, rng: random.Random, num_tokens: int) -> tuple[int, ...]:
+def cut(tokenizer: Tokenizer, prose: Prose, rng: random.Random, num_tokens: int) -> tuple[int, ...]:
     """``num_tokens`` tokens of prose."""
     ids: list[int] = []
     while len(ids) < num_tokens:

@@ -58,7 +58,7 @@ class ModelRunner:
             None if capture is None else DecodeGraphs(model.decoder, self._cache, scheduler.max_num_seqs, capture)
         )
         self._inputs = StepInputs(
-            max_tokens=scheduler.max_num_batched_tokens,
+            max_tokens=scheduler.step_tokens,
             max_sequences=scheduler.max_num_seqs,
             block_size=kv_plan.block_size,
             vocab_size=model.vocab_size,

@@ -70,3 +70,15 @@ def test_a_step_is_measured_by_part(model: Path, tmp_path: Path) -> None:
         assert row["overhead_ms"] == pytest.approx(row["total_ms"] - row["parts_ms"]["forward"])
         assert row["num_steps"] >= 1
     assert "overhead" in printed
+
+
+def test_pauses_of_streams_and_waits_of_long_prompts_are_measured_by_chunk(model: Path, tmp_path: Path) -> None:
+    load = ("--streams", "2", "--prompts", "2", "--prompt-length", "60", "--chunks", "8", "--chunks", "40")
+    printed, report = bench("long-prompts", str(model), *load, *_MEMORY, json_file=tmp_path / "p.json")
+    small, large = report["rows"]
+    assert (small["chunk"], large["chunk"]) == (8, 40)
+    assert (small["gaps"], large["gaps"]) == (2 * 15, 2 * 3)  # two streams draw in every step
+    for row in report["rows"]:
+        assert 0 < row["gap_p50"] <= row["gap_p99"] <= row["gap_max"]
+        assert 0 < row["ttft_first"] <= row["ttft_p50"] <= row["ttft_last"]
+    assert "ITL p50" in printed

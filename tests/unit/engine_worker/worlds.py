@@ -27,6 +27,7 @@ class World:
         num_blocks: int = 64,
         block_size: int = 4,
         prefix_caching: bool = True,
+        max_model_len: int = MAX_MODEL_LEN,
         fail: Callable[[Sequence], bool] = lambda sequence: False,
         **settings: Any,
     ) -> None:
@@ -35,11 +36,12 @@ class World:
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=self.settings.max_num_seqs,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             enable_prefix_caching=prefix_caching,
         )
         self.runner = FakeRunner(self.kv_cache, fail)
-        self.scheduler = Scheduler(self.settings, self.kv_cache, MAX_MODEL_LEN)
+        self.max_model_len = max_model_len
+        self.scheduler = Scheduler(self.settings, self.kv_cache, max_model_len)
         self.engine = Engine(self.scheduler, self.kv_cache, self.runner)
         self.now = 1000.0
         self._ids = itertools.count(1)
@@ -57,7 +59,7 @@ class World:
             choice=choice,
             prompt_token_ids=tuple(tokens),
             sampling=sampling,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             **{"arrival_s": float(seq_id), **more},
         )
 

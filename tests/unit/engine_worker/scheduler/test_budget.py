@@ -57,3 +57,17 @@ def test_decodes_bound_the_prompt_tokens_beside_them(num_decodes: int, left: int
         long_prefill_token_threshold=9,
     )
     assert prefill_budget(settings, num_decodes).left == left
+
+
+def test_scored_tokens_count_double_and_always_move() -> None:
+    def scored(length: int) -> Sequence:
+        item = prompt(length)
+        item.num_scored_tokens = 1
+        return item
+
+    for left, plain, granted in ((100, 0, [50]), (100, 40, [40, 30]), (1, 0, [1]), (41, 40, [40, 1])):
+        budget = PrefillBudget(left=left, long_threshold=500)
+        items = [*([prompt(plain)] if plain else []), scored(300)]
+        for item in items:
+            budget.grant(item)
+        assert [num_tokens for _, num_tokens in budget.settle()] == granted
