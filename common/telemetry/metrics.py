@@ -123,8 +123,8 @@ class EdgeMetrics:
         # Generations
         self.requests = make.counter(
             "headrace_edge_requests",
-            "Generations answered. outcome: ok, error, cancelled, handed_over (to another edge, when draining), accepted "
-            "(in the background), shed.",
+            "Generations answered. outcome: ok, error, cancelled, handed_over (to another edge, when draining), "
+            "accepted (in the background), shed.",
             ("endpoint", "model", "outcome"),
         )
         self.requests_in_flight = make.gauge(

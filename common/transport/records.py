@@ -23,9 +23,9 @@ class RequestPhase(StrEnum):
 class AdmissionLimits:
     """Bounds over the whole deployment and one model: what is queued and running together.
 
-    Each partition admits its equal share. A request counts its prompt tokens plus ``max_tokens`` for every choice.
-    Work of lower classes does not count against a request of a higher one. The bounds of one tenant (0: none) hold
-    over all partitions where one server has them all; in a cluster each partition admits its equal share of them.
+    A request counts its prompt tokens plus ``max_tokens`` for every choice. Work of lower classes does not count
+    against a request of a higher one. All bounds (of one tenant: 0 is none) are exact where one server has all
+    partitions; in a cluster, see `common.transport.elsewhere`.
     """
 
     max_requests: int

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +24,7 @@ from common.events import (
 from common.request_state import RequestState, fold
 from common.transport import scripts
 from common.transport.client import LogClient
+from common.transport.elsewhere import Elsewhere
 from common.transport.frames import publish
 from common.transport.keys import GROUP, QueueClass
 from common.transport.log import read_all
@@ -33,7 +32,6 @@ from common.transport.memory import MemoryWatch
 from common.transport.records import AdmissionLimits, CancelOutcome, Duplicate, Frame, RequestPhase, Submitted
 
 _LONGEST_RETRY_AFTER_S = 60.0
-_MOST_SUMMED = 256  # partitions that one submission looks at
 _AFTER_DEADLINE_S = 3600  # an accepted request outlives its deadline by so long
 
 
@@ -48,6 +46,7 @@ class Submission:
     def __init__(self, client: LogClient) -> None:
         self._client = client
         self._memory = MemoryWatch(client)
+        self._elsewhere = Elsewhere(client)
 
     async def submit(
         self,
@@ -70,7 +69,8 @@ class Submission:
         partition = keys.partition(request_id)
         await self._memory.refuse_when_full()
         deadline_ms = "" if request.deadline_s is None else int(request.deadline_s * 1000)
-        tenant_share, others = self._tenant_share(partition, request.model, limits)
+        cost = admitted_tokens(request)
+        others, held = await self._elsewhere.of(partition, request, cost, limits)
         arguments = (
             request_id,
             int(QueueClass.of_priority(request.priority)),
@@ -80,13 +80,15 @@ class Submission:
             edge_id,
             int(grace_s * 1000),
             deadline_ms,
-            admitted_tokens(request),
-            math.ceil(limits.max_requests / keys.partitions),
-            math.ceil(limits.max_tokens / keys.partitions),
+            cost,
+            limits.max_requests,
+            limits.max_tokens,
             self._life_s(request),
             request.model,
             request.tenant,
-            *tenant_share,
+            limits.max_tenant_requests,
+            limits.max_tenant_tokens,
+            *held,
         )
         reply = await self._client.run(
             scripts.SUBMIT,
@@ -115,17 +117,6 @@ class Submission:
             outcome = await self._try_cancel(seen, reason, by)
             if outcome is not None:
                 return outcome
-
-    def _tenant_share(
-        self, partition: int, model: str, limits: AdmissionLimits
-    ) -> tuple[tuple[int, int], Sequence[str]]:
-        """A tenant's limits as the script has to apply them, and the load hashes over which it adds up."""
-        bounds, keys = (limits.max_tenant_requests, limits.max_tenant_tokens), self._client.keys
-        if not any(bounds):
-            return bounds, ()
-        if self._client.connections.is_cluster or keys.partitions > _MOST_SUMMED:
-            return (math.ceil(bounds[0] / keys.partitions), math.ceil(bounds[1] / keys.partitions)), ()
-        return bounds, [keys.load(other, model) for other in range(keys.partitions) if other != partition]
 
     def _life_s(self, request: EngineRequest) -> int:
         if request.deadline_s is None:

@@ -45,6 +45,9 @@ for i = 1, (#KEYS - 8) / 2 do
   elseif not m[1] or m[1] == 'done' or m[3] ~= class or m[4] ~= qid then
     redis.call('XACK', queue, group, qid)
     redis.call('XDEL', queue, qid)
+    local left = 0  -- what a lost request was counted for is forgotten with the last entry
+    for c = 1, 5 do left = left + redis.call('XLEN', KEYS[3 + c]) end
+    if left == 0 then forget_admitted(load) end
     replies[i] = {0}
   elseif known == m[2] and m[6] == worker and m[7] == token then
     replies[i] = {2}

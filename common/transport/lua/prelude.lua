@@ -1,7 +1,7 @@
 -- Shared by the scripts that count requests. Prepended by scripts.py.
 -- Numbers of the request hash: state queued|running|done; q = queue class (index into the list of queues); qid = the
 -- queue entry; cost = admitted tokens, counted under cls (the class of admission, which a handover does not change).
--- Load hash: tokens:<cls>; for each tenant with unfinished requests tn:<tenant> (how many) and tt:<tenant> (their
+-- Load hash: requests:<cls> and tokens:<cls> admitted and unfinished; for each tenant with unfinished requests tn:<tenant> (how many) and tt:<tenant> (their
 -- tokens), and in `tenants` how many tenants that are; rate, win, win_n (the measured drain).
 
 local function now_ms()
@@ -31,6 +31,16 @@ local function drain_rate(load, now)
   return 0
 end
 
+-- Forgets all that is counted as admitted, but not the measured drain.
+local function forget_admitted(load)
+  local names = {'rate', 'win', 'win_n'}
+  local kept = redis.call('HMGET', load, unpack(names))
+  redis.call('DEL', load)
+  for k, name in ipairs(names) do
+    if kept[k] then redis.call('HSET', load, name, kept[k]) end
+  end
+end
+
 -- A tenant has one more (sign 1) or one fewer (sign -1) unfinished request.
 local function count_tenant(load, tenant, cost, sign)
   local n = redis.call('HINCRBY', load, 'tn:' .. tenant, sign)
@@ -47,6 +57,7 @@ local function finish(req, out, load, queue, group, retention_s, now)
   redis.call('HSET', req, 'state', 'done', 'ended', now)
   redis.call('XACK', queue, group, m[1])
   redis.call('XDEL', queue, m[1])
+  redis.call('HINCRBY', load, 'requests:' .. m[2], -1)
   redis.call('HINCRBY', load, 'tokens:' .. m[2], -tonumber(m[3]))
   count_tenant(load, m[4] or '', tonumber(m[3]), -1)
   measure_drain(load, now)

@@ -73,9 +73,9 @@ async def test_two_edges_that_submit_the_same_key_at_once_enqueue_it_once(world:
 
 
 async def test_requests_over_the_limit_are_refused_with_a_time_to_retry(world: World) -> None:
-    limits = AdmissionLimits(max_requests=6, max_tokens=10_000)  # two for each of three partitions
+    limits = AdmissionLimits(max_requests=2, max_tokens=10_000)
     for k in range(2):
-        await world.submit(world.request(request_id=f"1-{_uuid(k)}"), limits=limits)
+        await world.submit(world.request(request_id=f"{k}-{_uuid(k)}"), limits=limits)
     late = world.request(request_id=f"1-{_uuid(9)}")
     with pytest.raises(Overloaded) as refused:
         await world.submit(late, limits=limits)
@@ -85,10 +85,51 @@ async def test_requests_over_the_limit_are_refused_with_a_time_to_retry(world: W
     assert await world.submit(late, limits=limits) == Submitted(late.request_id)
 
 
+@pytest.mark.parametrize("spread", [(0, 0, 0, 0, 0, 0), (0, 1, 2, 0, 1, 2), (2, 2, 2, 2, 2, 1)], ids=str)
+async def test_a_limit_is_met_exactly_however_requests_fall_on_partitions(
+    world: World, spread: tuple[int, ...]
+) -> None:
+    limits = AdmissionLimits(max_requests=len(spread), max_tokens=len(spread) * 13)  # a request counts 13
+    for k, partition in enumerate(spread):
+        await world.submit(world.request(request_id=f"{partition}-{_uuid(k)}"), limits=limits)
+    for partition in range(3):
+        late = world.request(request_id=f"{partition}-{_uuid(99)}")
+        with pytest.raises(Overloaded) as refused:
+            await world.submit(late, limits=limits)
+        assert refused.value.reason == "queue_requests"
+        assert refused.value.message.startswith("6 requests")
+        with pytest.raises(Overloaded) as refused:
+            await world.submit(late, limits=AdmissionLimits(max_requests=100, max_tokens=6 * 13 + 12))
+        assert refused.value.reason == "queue_tokens"
+    for partition in range(3):  # what waits in a lower class does not count
+        await world.submit(
+            world.request(request_id=f"{partition}-{_uuid(50)}", priority=-1),
+            limits=AdmissionLimits(max_requests=partition + 1, max_tokens=100),
+        )
+
+
+async def test_many_that_come_at_once_over_all_partitions_are_admitted_up_to_the_limit(world: World) -> None:
+    limits = AdmissionLimits(max_requests=20, max_tokens=10_000)
+    sent = [world.submit(world.request(request_id=f"{k % 3}-{_uuid(k)}"), limits=limits) for k in range(60)]
+    results = await asyncio.gather(*sent, return_exceptions=True)
+    admitted = sum(isinstance(result, Submitted) for result in results)
+    assert admitted == 20 or (world.client.connections.is_cluster and admitted >= 20)
+    assert all(isinstance(result, Submitted | Overloaded) for result in results)
+
+
+async def test_what_a_lost_request_was_counted_for_is_forgotten_with_its_entry(world: World) -> None:
+    worker = await world.worker("w1")
+    request = await world.submit_new()
+    key = world.client.keys.request(request.request_id)
+    await world.raw("DEL", key, key=key)
+    assert await worker.ownership.claim(1, block_ms=50) == []
+    assert (await world.registry.queue_stats(MODEL)).tokens == 0
+
+
 async def test_tokens_over_the_limit_are_refused_until_earlier_requests_end(world: World) -> None:
-    limits = AdmissionLimits(max_requests=1000, max_tokens=90)  # thirty for each partition
+    limits = AdmissionLimits(max_requests=1000, max_tokens=30)
     big = SamplingParams(max_tokens=17)
-    await world.submit(world.request(request_id=f"2-{_uuid(1)}", sampling=big), limits=limits)
+    await world.submit(world.request(request_id=f"0-{_uuid(1)}", sampling=big), limits=limits)
     late = world.request(request_id=f"2-{_uuid(2)}", sampling=big)
     with pytest.raises(Overloaded):
         await world.submit(late, limits=limits)
@@ -103,7 +144,7 @@ async def test_one_request_larger_than_the_token_limit_is_admitted_alone(world: 
 
 
 async def test_a_backlog_of_low_priority_does_not_refuse_higher_classes(world: World) -> None:
-    limits = AdmissionLimits(max_requests=3, max_tokens=10_000)
+    limits = AdmissionLimits(max_requests=1, max_tokens=10_000)
     await world.submit(world.request(request_id=f"0-{_uuid(1)}", priority=5), limits=limits)
     with pytest.raises(Overloaded):
         await world.submit(world.request(request_id=f"0-{_uuid(2)}", priority=5), limits=limits)
@@ -118,7 +159,7 @@ async def test_the_time_to_retry_follows_the_measured_drain(world: World) -> Non
         await worker.finish(await worker.claim_one())
     load = world.client.keys.load(0, MODEL)
     await world.raw("HSET", load, "rate", "0.1", key=load)
-    limits = AdmissionLimits(max_requests=3, max_tokens=10_000)
+    limits = AdmissionLimits(max_requests=1, max_tokens=10_000)
     await world.submit(world.request(request_id=f"0-{_uuid(20)}"), limits=limits)
     with pytest.raises(Overloaded) as refused:
         await world.submit(world.request(request_id=f"0-{_uuid(21)}"), limits=limits)

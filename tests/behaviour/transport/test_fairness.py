@@ -53,7 +53,7 @@ async def test_a_tenant_alone_waits_in_order_of_arrival(world: World) -> None:
 
 async def test_one_tenant_may_hold_so_much_over_the_whole_deployment(world: World, client: LogClient) -> None:
     limits = AdmissionLimits(max_requests=1000, max_tokens=10**6, max_tenant_requests=3)
-    for partition in range(3):  # also the share of a partition in a cluster
+    for partition in range(3):
         await world.submit(world.request(request_id=id_of(1, partition), tenant="a"), limits=limits)
     more = world.request(request_id=id_of(2, 1), tenant="a")
     with pytest.raises(TenantLimitReached) as refused:
@@ -69,9 +69,7 @@ async def test_one_tenant_may_hold_so_much_over_the_whole_deployment(world: Worl
     assert await world.raw("HGET", load, "tenants", key=load) == b"1"
 
 
-async def test_a_tenants_requests_of_one_partition_use_the_whole_limit_on_one_server(world: World) -> None:
-    if world.client.connections.is_cluster:
-        pytest.skip("in a cluster each partition admits its share")
+async def test_a_tenants_requests_of_one_partition_use_the_whole_limit(world: World) -> None:
     limits = AdmissionLimits(max_requests=1000, max_tokens=10**6, max_tenant_requests=6)
     for k in range(6):
         await world.submit(world.request(request_id=id_of(k, 2), tenant="a"), limits=limits)
@@ -92,11 +90,11 @@ async def test_a_tenants_tokens_are_bounded_too(world: World) -> None:
 
 
 async def test_the_reason_of_a_refusal_is_told(world: World) -> None:
-    await world.submit(world.request(request_id=id_of(1)), limits=AdmissionLimits(max_requests=3, max_tokens=60))
+    await world.submit(world.request(request_id=id_of(1)), limits=AdmissionLimits(max_requests=1, max_tokens=25))
     with pytest.raises(Overloaded) as requests:
-        await world.submit(world.request(request_id=id_of(2)), limits=AdmissionLimits(max_requests=3, max_tokens=600))
+        await world.submit(world.request(request_id=id_of(2)), limits=AdmissionLimits(max_requests=1, max_tokens=600))
     with pytest.raises(Overloaded) as tokens:
-        await world.submit(world.request(request_id=id_of(2)), limits=AdmissionLimits(max_requests=300, max_tokens=60))
+        await world.submit(world.request(request_id=id_of(2)), limits=AdmissionLimits(max_requests=300, max_tokens=25))
     assert (requests.value.reason, tokens.value.reason) == ("queue_requests", "queue_tokens")
 
 
