@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import re
 import resource
@@ -50,7 +51,14 @@ async def engine(redis_url: str, key_prefix: str, interval_s: float) -> None:
     worker = ClockWorker(RedisSettings(redis_url=redis_url, key_prefix=key_prefix, partitions=1))
     worker.step_s = interval_s
     await worker.start()
+    rest_from_collecting()
     await asyncio.Event().wait()
+
+
+def rest_from_collecting() -> None:
+    """No collection of cycles in what measures: with so many objects each would look like a delay of the edge."""
+    gc.collect()
+    gc.disable()
 
 
 def memory_and_cpu(pid: int) -> tuple[int, float]:
@@ -95,6 +103,7 @@ async def measure(options: argparse.Namespace, redis: RedisSettings, edge: EdgeP
         tasks.append(asyncio.create_task(read_stream(edge.port, options.tokens, delays, everybody)))
         await asyncio.sleep(options.ramp / options.streams)
     everybody.set()  # delays count once all streams are open
+    rest_from_collecting()
     begun, (_, cpu_before) = time.monotonic(), memory_and_cpu(edge.process.pid)
     await asyncio.sleep(options.tokens * options.interval * 0.4)
     held_bytes, cpu_after = memory_and_cpu(edge.process.pid)

@@ -14,6 +14,7 @@ from common.telemetry.logging import configure_logging, get_logger
 from common.telemetry.settings import FederationSettings, TelemetrySettings
 from common.telemetry.tracing import Tracing
 from common.transport import LogClient, RedisSettings
+from edge import garbage
 from edge.app import EdgeSettings, create_app
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
 from edge.lifecycle import Lifecycle
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
             lifecycle = Lifecycle()
             server = EdgeServer(create_app(settings, lifecycle, tracing), settings.http, settings.streams, lifecycle)
             logger.info("listening", address=address_of(sock))
+            garbage.settle()
             server.run(sockets=[sock])
             tracing.shutdown()
     except ConfigError as error:

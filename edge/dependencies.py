@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 INLINE_BYTES = 16_384  # parsing less than this is faster than handing it to a thread
+QUICK_BYTES = 4096  # rendering and tokenising what is not larger takes less than a millisecond
 
 
 @dataclass(frozen=True, slots=True)

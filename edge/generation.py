@@ -24,7 +24,7 @@ from common.transport import Duplicate
 from edge.body import gone, read_body
 from edge.boundary import ClientGone
 from edge.delivery import RUNS_WITHOUT_READER, Delivery, delivery_of
-from edge.dependencies import INLINE_BYTES, Services, services_of
+from edge.dependencies import INLINE_BYTES, QUICK_BYTES, Services, services_of
 from edge.errors import Draining, error_document
 from edge.http_protocol import direct_body
 from edge.queue_watch import QueueWatch
@@ -37,6 +37,8 @@ from edge.translate.requests import (
     Admission,
     Translated,
     TranslationLimits,
+    is_plain,
+    is_plain_chat,
     parse_chat,
     parse_completion,
     translate_chat,
@@ -61,10 +63,11 @@ class Endpoint:
     operation: str  # in the words of the GenAI conventions
     parse: Callable[[bytes], Any]
     translate: Callable[..., Translated]
+    is_plain: Callable[[Any], bool]  # no schema or grammar, which may take long to build
 
 
-CHAT: Final = Endpoint("chat", "chat", parse_chat, translate_chat)
-COMPLETION: Final = Endpoint("completion", "text_completion", parse_completion, translate_completion)
+CHAT: Final = Endpoint("chat", "chat", parse_chat, translate_chat, is_plain_chat)
+COMPLETION: Final = Endpoint("completion", "text_completion", parse_completion, translate_completion, is_plain)
 
 
 async def create(request: Request, endpoint: Endpoint) -> Response:
@@ -83,12 +86,13 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
         admission = _admission(services, context, delivery, request, is_stream=bool(body.stream))
         started = time.perf_counter()
         with services.tracing.span("render"):
-            translated, fingerprint = await services.in_thread(
-                lambda: (
-                    endpoint.translate(body, model, admission, _limits(services)),
-                    hashlib.sha256(endpoint.name.encode() + b"\n" + raw).hexdigest(),
-                )
-            )
+
+            def translate() -> tuple[Translated, str]:
+                fingerprint = hashlib.sha256(endpoint.name.encode() + b"\n" + raw).hexdigest()
+                return endpoint.translate(body, model, admission, _limits(services)), fingerprint
+
+            is_quick = len(raw) <= QUICK_BYTES and endpoint.is_plain(body)
+            translated, fingerprint = translate() if is_quick else await services.in_thread(translate)
         services.metrics.render_seconds.observe(time.perf_counter() - started)
         if translated.ignored:
             context.outcome["ignored_parameters"] = list(translated.ignored)[:20]

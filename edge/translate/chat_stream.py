@@ -26,6 +26,8 @@ class ChatStream:
         self._with_logprobs = presentation.logprobs is not None and shows_tokens
         self._with_ids = presentation.return_token_ids and shows_tokens
         self._is_plain = not (self._with_logprobs or self._with_ids or presentation.continuous_usage)
+        # Nothing is looked for in the text, and nothing but it is shown: by far the most frequent kind of stream.
+        self._is_verbatim = self._is_plain and all(fold.is_verbatim for fold in self._folds)
         self._cached_tokens = 0
 
     @property
@@ -42,6 +44,8 @@ class ChatStream:
     def tokens(self, event: Tokens) -> list[bytes]:
         self._cached_tokens = event.cached_tokens or self._cached_tokens
         chunks = [] if self._has_begun else self._begin()
+        if self._is_verbatim:
+            return [*chunks, self._writer.content(event.choice, event.text)] if event.text else chunks
         parts = self._folds[event.choice].tokens(event.token_ids, event.text)
         if not self._is_plain:
             return chunks + self._full(event, parts)

@@ -32,10 +32,15 @@ class ChoiceFold:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
 
+    @property
+    def is_verbatim(self) -> bool:
+        """Every text is content as it comes."""
+        return self._think is None and self._calls is None
+
     def tokens(self, token_ids: Sequence[int], text: str) -> list[Part]:
         """What one event adds."""
         self.num_tokens += len(token_ids)
-        if self._think is None and self._calls is None:
+        if self.is_verbatim:
             return [Content(text)] if text else []
         was_thinking = self._think is not None and self._think.is_thinking
         parts = self._fed(text)

@@ -83,6 +83,16 @@ def parse_completion(raw: bytes) -> CompletionRequest:
     return decode_body(raw, CompletionRequest)
 
 
+def is_plain(body: GenerationFields) -> bool:
+    """Whether translating takes no longer than its text: nothing is to be compiled for it."""
+    return body.response_format is None and body.structured_outputs is None
+
+
+def is_plain_chat(body: ChatCompletionRequest) -> bool:
+    """The same of a chat, whose tools may need a grammar."""
+    return is_plain(body) and not body.tools
+
+
 def translate_chat(
     body: ChatCompletionRequest, model: ServedModel, admission: Admission, limits: TranslationLimits
 ) -> Translated:
