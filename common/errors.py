@@ -139,6 +139,11 @@ class StreamExpired(HeadraceError):
 
     code = "stream_expired"
 
+    @classmethod
+    def of(cls, request_id: str) -> StreamExpired:
+        """In the same words whether it never existed, has expired, or is somebody else's: they tell nothing more."""
+        return cls(f"request {request_id} is unknown or past its retention")
+
 
 class IdempotencyConflict(HeadraceError):
     """The same Idempotency-Key came with another body."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RUNS_WITHOUT_READER: Final = -1.0
 MAX_PRIORITY: Final = 1 << 31
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,13 @@ def count_of(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise InvalidRequest(f"{name}: must be the number of chunks read so far", param=name)
     return int(text)
+
+
+def flag_of(text: str, name: str) -> bool:
+    """A yes or no that a client gave. Raises `InvalidRequest`."""
+    if text.lower() not in _TRUE | _FALSE:
+        raise InvalidRequest(f"{name}: must be true or false", param=name)
+    return text.lower() in _TRUE
 
 
 def _deadline_s(headers: Headers) -> float | None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from common.events import EngineRequest
     from common.tokenization.tokenizer import Tokenizer
+    from common.transport import Attached
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ async def create(request: Request, endpoint: Endpoint) -> Response:
     services, context = services_of(request), context_of(request.scope)
     _refuse_when_closed(services)
     delivery = delivery_of(request.headers, services.streams, is_idempotent=context.is_idempotent)
-    raw = await read_body(request, services.limits)
+    tally = services.occupancy.tally(context.tenant)
+    raw = await read_body(request, services.limits, tally)
     with ExitStack() as undo:
+        undo.callback(tally.give, len(raw))
         _take_place(services, context.tenant, undo)
         with services.tracing.span("validate"):
             body = await _parse(services, endpoint, raw)
@@ -120,14 +123,13 @@ async def resume(request: Request, request_id: str, delivery: Delivery, *, whole
     _refuse_when_closed(services)
     with ExitStack() as undo:
         _take_place(services, context.tenant, undo)
-        follower = services.relay.follow(request_id, from_log=True)
+        follower = services.relay.follow(request_id, from_log=True, tally=services.occupancy.tally(context.tenant))
         undo.callback(services.relay.leave, follower)
         attached = await services.relay.attach(follower)
         spec = attached.spec
         if spec.tenant != context.tenant:
-            raise StreamExpired("There is no such stream, or it is past its retention.")
-        if delivery.after > attached.last_n:
-            raise StreamExpired(f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}.")
+            raise StreamExpired.of(request_id)
+        _refuse_beyond(delivery, attached)
         model = await services.catalog.known(spec.model)
         reader = GenerationReader(services, context, spec, follower, ends_with_reader=False, endpoint="stream")
         undo.callback(reader.close)
@@ -226,12 +228,15 @@ async def _admit(
 ) -> tuple[EngineRequest, GenerationReader]:
     """The request in the log, new or found there, and a reader of it. The reader is there first: no frame is missed."""
     request = translated.request
+    if delivery.is_resumed:  # what is gone is not begun again: its beginning would be another one than the client's
+        await services.reading.status(request.request_id)
     if context.span is not None:
         for key, value in request_attributes(request, endpoint.operation, is_stream=translated.stream).items():
             context.span.set_attribute(key, value)
     with ExitStack() as undo, services.tracing.span("submit"):
         request = msgspec.structs.replace(request, trace=services.tracing.inject())
-        follower = services.relay.follow(request.request_id, from_log=False)
+        tally = services.occupancy.tally(context.tenant)
+        follower = services.relay.follow(request.request_id, from_log=False, tally=tally)
         undo.callback(services.relay.leave, follower)
 
         async def submit() -> object:
@@ -240,7 +245,9 @@ async def _admit(
         outcome = await submit()
         spec = request
         if isinstance(outcome, Duplicate):
-            spec = (await services.relay.attach(follower)).spec
+            attached = await services.relay.attach(follower)
+            _refuse_beyond(delivery, attached)
+            spec = attached.spec
             context.outcome["attached"] = True
             services.metrics.resumed_streams.inc(delivery.is_resumed)
         reader = GenerationReader(
@@ -249,6 +256,11 @@ async def _admit(
         reader.resubmit_with(submit)
         undo.pop_all()
         return spec, reader
+
+
+def _refuse_beyond(delivery: Delivery, attached: Attached) -> None:
+    if delivery.after > attached.last_n:
+        raise StreamExpired(f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}.")
 
 
 def _refuse_when_closed(services: Services) -> None:
@@ -276,7 +288,7 @@ def _admission(
     if not is_stream and delivery.ends_with_reader:
         # OpenAI's SDKs say how long they will wait; after that they are gone, and the same POST comes again.
         announced = request.headers.get("x-stainless-read-timeout", "")
-        if announced.replace(".", "", 1).isdigit() and float(announced[:10]) > 0:
+        if announced.isascii() and announced.replace(".", "", 1).isdigit() and float(announced[:10]) > 0:
             patience_s = min(patience_s, float(announced[:10]))
     return Admission(
         request_id=context.request_id,

@@ -44,7 +44,7 @@ class Reading:
             [edge_id, after, limit, _MOST_EDGES],
         )
         if reply is None:
-            raise StreamExpired(f"request {request_id} is unknown or past its retention")
+            raise StreamExpired.of(request_id)
         phase, spec, grace_ms, length, entries = reply
         return Attached(
             request_id=request_id,
@@ -148,7 +148,7 @@ class Reading:
                   "deadline", "model")  # fmt: skip
         values = await self._client.command("HMGET", name, *fields, key=name)
         if values[0] is None:
-            raise StreamExpired(f"request {request_id} is unknown or past its retention")
+            raise StreamExpired.of(request_id)
         text = {field: (value or b"").decode() for field, value in zip(fields, values, strict=True)}
         output = keys.output(request_id)
         return RequestStatus(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from common.errors import StreamExpired
 from common.events import CancelReason
-from edge.delivery import Delivery, count_of, position_of
+from edge.delivery import Delivery, count_of, flag_of, position_of
 from edge.dependencies import services_of
 from edge.generation import resume
 from edge.request_context import context_of
@@ -17,7 +17,11 @@ router = APIRouter(tags=["streams"])
 
 @router.get("/v1/streams/{request_id}")
 async def read_stream(
-    request: Request, request_id: str, after: str | None = None, after_chunks: str | None = None, stream: bool = True
+    request: Request,
+    request_id: str,
+    after: str | None = None,
+    after_chunks: str | None = None,
+    stream: str = "true",
 ) -> Response:
     """The stream of a request (`X-Headrace-Request-Id`, or `X-Request-Id` where the client sent none), with positions.
 
@@ -25,7 +29,7 @@ async def read_stream(
     positions, after as many `data:` lines as `after_chunks` says; else at the start. With `stream=false` it is the
     whole answer in one document, as soon as there is one. 410 when the request is unknown or past its retention.
     """
-    if not stream:
+    if not flag_of(stream, "stream"):
         return await resume(request, request_id, Delivery(), whole=True)
     if after_chunks is not None:
         skip = count_of(after_chunks, "after_chunks")
@@ -54,4 +58,4 @@ async def _refuse_strangers(request: Request, request_id: str) -> None:
     """A request is known to its own tenant only. Raises `StreamExpired`."""
     attached = await services_of(request).reading.attach(request_id, after=0, edge_id="", limit=1)
     if attached.spec.tenant != context_of(request.scope).tenant:
-        raise StreamExpired("There is no such stream, or it is past its retention.")
+        raise StreamExpired.of(request_id)
