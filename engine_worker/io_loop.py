@@ -31,6 +31,7 @@ from engine_worker.output_stage import OutputStage
 from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumer
 from engine_worker.step_loop import StepLoop
+from engine_worker.wakeup import LoopWaker
 
 log: Final = get_logger(__name__)
 
@@ -187,9 +188,13 @@ class IoLoop:
         output = self._output = OutputStage(
             ownership, self._step_loop.commands, self._step_loop.reports, self._reporting
         )
-        self._step_loop.reports.on_report(lambda: self._soon(output.wake))
+        waker = LoopWaker(self._loop, output.wake)
+        self._step_loop.reports.on_report(waker.wake)
         parts = _Parts(ownership, registry, output, self._make_intake(ownership, output))
-        await self._run_tasks(parts)
+        try:
+            await self._run_tasks(parts)
+        finally:
+            waker.close()
 
     def _make_intake(self, ownership: Ownership, output: OutputStage) -> Intake:
         card, served = self._served.card, self._served

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from common.events import TokenLogprobs
 from engine_worker.sequence import Sequence
 
@@ -21,8 +23,7 @@ class RequestAtFault(str):
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True):
     """``num_tokens`` tokens of ``sequence`` are computed, the first at position ``start``.
 
     ``samples``: the last of them is the last known token, so one new token is drawn.
@@ -45,8 +46,9 @@ class StepPlan:
     admitted: tuple[Sequence, ...] = ()  # first scheduled in this step (num_cached_tokens is set)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True):
+    """One drawn token."""
+
     sequence: Sequence
     token_id: int
     logprobs: TokenLogprobs | None = None

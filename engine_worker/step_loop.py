@@ -25,7 +25,11 @@ class StepLoop:
         self._max_step_s = max_step_s
         self._is_halted = False
         self.progress = Progress(max_step_s)
-        self.stats: EngineStats = engine.stats()
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of about now; counters and gauges may be of two steps that follow each other."""
+        return self._engine.stats()
 
     def run(self) -> None:
         """Step until halted. Raises what the engine raises: it is not to be used again then."""
@@ -35,9 +39,7 @@ class StepLoop:
             if self._is_halted or not self._engine.has_work or not self.reports.wait_for_room(_IDLE_S):
                 continue
             self.progress.announce(self._max_step_s)
-            result = self._engine.step(time.time())
-            self.stats = self._engine.stats()
-            self.reports.put(result)
+            self.reports.put(self._engine.step(time.time()))
 
     def _obey(self) -> None:
         """Carry out what has been commanded; with nothing to compute wait for a command."""
@@ -47,7 +49,6 @@ class StepLoop:
             except queue.Empty:
                 return
             self._carry_out(command)
-            self.stats = self._engine.stats()
 
     def _carry_out(self, command: Add | Drop | Finish | Halt) -> None:
         match command:

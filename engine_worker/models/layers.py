@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine_worker.kernels.ops import DenseWeight, QuantizedWeight, Weight
-from engine_worker.kernels.packing import dequantize
+from engine_worker.kernels.packing import GROUP, dequantize
+
+_FEW_TOKENS: Final = 64
 
 
 class WeightSource(Protocol):
@@ -40,16 +44,46 @@ class Embedding:
     def __init__(self, weight: Weight, scale: float, device: torch.device) -> None:
         self._scale = scale
         self._weight = _to_device(weight, device)
+        self._is_on_cpu = device.type == "cpu"
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """int [T] -> fp32 [T, D]."""
-        weight = self._weight
-        if isinstance(weight, DenseWeight):
-            rows = functional.embedding(token_ids, weight.values).float()
+        if self._is_on_cpu and len(token_ids) <= _FEW_TOKENS:
+            rows = _few_rows(self._weight, token_ids)
         else:
-            mins = None if weight.mins is None else weight.mins[token_ids]
-            rows = dequantize(QuantizedWeight(weight.values[token_ids], weight.scales[token_ids], mins))
+            rows = _rows(self._weight, token_ids)
         return rows if self._scale == 1.0 else rows * self._scale
+
+
+def _rows(weight: Weight, token_ids: Tensor) -> Tensor:
+    """fp32 [T, D]."""
+    if isinstance(weight, DenseWeight):
+        return functional.embedding(token_ids, weight.values).float()
+    mins = None if weight.mins is None else weight.mins[token_ids]
+    return dequantize(QuantizedWeight(weight.values[token_ids], weight.scales[token_ids], mins))
+
+
+def _few_rows(weight: Weight, token_ids: Tensor) -> Tensor:
+    """The same numbers, bit for bit, by the calling thread alone.
+
+    torch shares even eight rows among its threads: where others want one of their CPUs, that took 0.6 ms of a step.
+    """
+    ids = token_ids.numpy()
+    if isinstance(weight, DenseWeight):
+        return _picked(weight.values, ids)
+    picked = weight.values.numpy()[ids].reshape(len(ids), -1, GROUP)
+    groups = picked * _picked(weight.scales, ids).numpy()[..., None]
+    if weight.mins is not None:
+        groups += _picked(weight.mins, ids).numpy()[..., None]
+    return torch.from_numpy(groups.reshape(len(ids), -1))
+
+
+def _picked(values: Tensor, ids: npt.NDArray[np.int32]) -> Tensor:
+    """Some rows of a matrix of floats, as fp32."""
+    if values.dtype is not torch.bfloat16:
+        return torch.from_numpy(values.numpy()[ids].astype(np.float32))
+    bits = values.view(torch.int16).numpy()[ids].astype(np.int32) << 16  # the upper half of an fp32
+    return torch.from_numpy(bits.view(np.float32))
 
 
 def stack(weights: Sequence[Weight]) -> Weight:

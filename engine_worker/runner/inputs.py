@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.kernels.ops import AttentionMetadata
+from engine_worker.runner.decode_inputs import DecodeInputs
 from engine_worker.runner.device_tables import DeviceTables
 from engine_worker.runner.step_buffer import Int32s, StepBuffer
 from engine_worker.sequence import Sequence
@@ -56,6 +57,7 @@ class StepInputs:
         is_mirrored = device.type != "cpu" or padding_block is not None
         self._mirror = DeviceTables(block_tables, device, padding_block or 0) if is_mirrored else None
         self._tables_tensor = self._mirror.tensor if self._mirror else torch.from_numpy(block_tables)
+        self._decodes = None if is_mirrored else DecodeInputs(max_sequences, block_size, vocab_size, block_tables)
         # A padded batch is less than twice as large. Places and values of all tables' entries come on top.
         capacity = 3 * max_tokens + 14 * max_sequences + 2 * (block_tables.size if is_mirrored else 0)
         self._buffer = StepBuffer(capacity, device, is_mirrored=is_mirrored)
@@ -69,6 +71,8 @@ class StepInputs:
         """
         scheduled, num_tokens = plan.scheduled, plan.num_tokens
         count = len(scheduled)
+        if self._decodes is not None and num_tokens == count and (step := self._decodes.build(scheduled)) is not None:
+            return Prepared(step.token_ids, step.meta, step.first_token, step.sequences, None, ())
         all_tokens, all_sequences = (num_tokens, count) if padded_to is None else (padded_to, padded_to)
         buffer = self._buffer
         buffer.begin()

@@ -70,6 +70,9 @@ class Batch:
         # Rows that want log probabilities, with the number of most likely tokens to show.
         self.num_top = {row: s.sampling.logprobs for row, s in numbered if s.sampling.logprobs is not None}
         self.scored = torch.tensor(list(self.num_top), dtype=torch.long, device=device) if self.num_top else None
+        has_work = self.groups or penalised or constrained or self.matchers or self.failed or self.num_top
+        self.wants_highest = not has_work
+        """Whether every row simply takes its highest logit."""
 
     def _match_grammars(self, rows: _Rows, grammars: GrammarCompiler | None) -> dict[int, GrammarMatcher]:
         matchers = {}

@@ -52,6 +52,8 @@ class Sampler:
             return SamplerOutput(sampled=())
         if self._batch is None or self._batch.rows != rows:
             self._batch = Batch(rows, self._vocab_size, self._grammars, logits.device)
+        if self._batch.wants_highest and logits.device.type == "cpu" and (drawn := _highest(logits, self._batch)):
+            return drawn
         with one_thread_if(logits.numel() <= _SMALL):
             return self._sample(logits, self._batch)
 
@@ -75,6 +77,16 @@ class Sampler:
             return None
         wanted = self._scratch.rows("scored", logits, batch.scored)
         return torch.log_softmax(wanted, dim=-1, out=self._scratch.like("logprobs", wanted))
+
+
+def _highest(logits: Tensor, batch: Batch) -> SamplerOutput | None:
+    """The highest logit of each row, the first of equal ones; None where one is not finite."""
+    values = logits.numpy()
+    token_ids = values.argmax(1).tolist()  # several times as fast as torch's
+    for row, token_id in enumerate(token_ids):
+        if not math.isfinite(values.item(row, token_id)):
+            return None
+    return SamplerOutput(tuple(map(SampledToken, batch.rows, token_ids)))
 
 
 @contextmanager

@@ -76,3 +76,22 @@ def test_tokens_outside_of_the_vocabulary_are_told_apart_by_sequence(inputs: Ste
     prepared = inputs.build(_plan(good, bad, _scheduled(2, [6], 0, 1)))
     assert [sequence for sequence, _ in prepared.failed] == [bad.sequence]
     assert prepared.token_ids.tolist() == [1, 2, 3, 4, 0, 5, 0, 6]
+
+
+def test_a_step_of_decodes_alone_has_the_inputs_of_any_other_step(inputs: StepInputs) -> None:
+    decodes = [_scheduled(2, list(range(10, 20)), 9, 1), _scheduled(0, [50], 0, 1), _scheduled(1, [1, 2, 3], 2, 1)]
+    kept = inputs.build(_plan(*decodes[:2]))  # tensors of another size, and then of the same size again
+    assert kept.token_ids.tolist() == [19, 50]
+    for chosen in (decodes, decodes[1:], decodes):
+        alone = inputs.build(_plan(*chosen))
+        general = inputs.build(_plan(*chosen, _scheduled(1, list(range(60, 75)), 4, 2)))
+        count = len(chosen)
+        assert alone.token_ids.tolist() == general.token_ids.tolist()[:count]
+        for name in ("seq_lens", "block_table_rows", "slot_mapping", "positions"):
+            assert getattr(alone.meta, name).tolist() == getattr(general.meta, name).tolist()[:count], name
+        assert alone.meta.query_start.tolist() == list(range(count + 1))
+        assert alone.first_token.tolist() == list(range(count))
+        assert alone.meta.max_query_len == 1
+        assert alone.meta.max_seq_len == max(alone.meta.seq_lens.tolist())
+        assert alone.sampling == [item.sequence for item in chosen]
+        assert alone.sampling_rows is None

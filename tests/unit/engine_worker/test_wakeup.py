@@ -1,0 +1,42 @@
+"""Another thread wakes a loop: at least once after the last call, and not after it was closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from engine_worker.wakeup import LoopWaker
+
+
+async def test_every_call_is_followed_by_a_callback() -> None:
+    loop, work, seen = asyncio.get_running_loop(), [], []
+    done = asyncio.Event()
+
+    def callback() -> None:
+        seen.append(len(work))
+        if len(work) == 2000:
+            done.set()
+
+    waker = LoopWaker(loop, callback)
+
+    def other_thread() -> None:
+        for number in range(2000):
+            work.append(number)
+            waker.wake()
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    await asyncio.wait_for(done.wait(), 30)
+    thread.join()
+    waker.close()
+    assert seen[-1] == 2000
+
+
+async def test_after_close_a_call_does_nothing() -> None:
+    called = []
+    waker = LoopWaker(asyncio.get_running_loop(), lambda: called.append(1))
+    waker.close()
+    waker.wake()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not called
