@@ -52,6 +52,12 @@ class LimitSettings(Settings):
     max_streams_per_tenant: int = Field(
         0, ge=0, description="Generations in progress for one API key at one edge process; 0 = no bound of its own."
     )
+    max_tenant_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        description="Bytes of request bodies, and of events that readers have not taken, held for one API key at one "
+        "edge process. More bodies are refused; events beyond it are read again from the log. 0 = no bound.",
+    )
     max_queued_requests: int = Field(1024, ge=1, description="Admitted and unfinished requests of one model.")
     max_queued_tokens: int = Field(
         4_000_000, ge=1, description="Prompt and budgeted output tokens of a model's admitted, unfinished requests."

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from common.errors import LogCorrupt, StreamGap
 from common.events import TERMINAL, Ended, Failed, Milestone, Recorded, Started, decode_output
+from edge.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,12 +44,14 @@ class Follower:
 
     __slots__ = (
         "_aside",
+        "_bytes",
         "_capacity",
         "_changed",
         "_epoch",
         "_interruption",
         "_kept",
         "_next",
+        "_tally",
         "direct",
         "gap",
         "is_ended",
@@ -58,7 +61,9 @@ class Follower:
         "request_id",
     )
 
-    def __init__(self, request_id: str, *, after: int, capacity: int, gap: Gap | None) -> None:
+    def __init__(
+        self, request_id: str, *, after: int, capacity: int, gap: Gap | None, tally: Tally | None = None
+    ) -> None:
         self.request_id = request_id
         self.gap = gap
         self.direct: Callable[[], None] | None = None
@@ -67,6 +72,8 @@ class Follower:
         self.quiet_ticks = 0  # of the relay's clock since the last news
         self.quiet_checks = 0  # reads of the log since then: they become rarer
         self._capacity = capacity
+        self._tally = tally or Tally()
+        self._bytes = 0  # of frames that are kept or aside, as counted in the tally
         self._next = after + 1
         self._kept: list[tuple[int, bytes] | Recorded] = []
         self._aside: list[tuple[int, bytes]] | None = None  # frames that come while the log is being read
@@ -92,10 +99,10 @@ class Follower:
         """A frame has come; `flush` after the last one that came with it."""
         self.quiet_ticks = self.quiet_checks = 0
         if self._aside is not None:
-            if len(self._aside) < self._capacity:
+            if len(self._aside) < self._capacity and self._counts(payload):
                 self._aside.append((n, payload))
         elif n == self._next:
-            if len(self._kept) >= self._capacity:
+            if len(self._kept) >= self._capacity or not self._counts(payload):
                 self.mark_gap(Gap.SLOW_READER)
                 return
             self._kept.append((n, payload))
@@ -139,7 +146,7 @@ class Follower:
 
         Raises `StreamGap` when ``events`` do not follow the position.
         """
-        aside, self._aside = self._aside or [], None
+        aside = self._not_aside()
         for recorded in events:
             if recorded.n != self._next:
                 raise StreamGap(expected=self._next, got=recorded.n)
@@ -153,11 +160,17 @@ class Follower:
 
     def abandon_read(self) -> None:
         """The read is over; when it has failed the gap remains. No-op after `end_read`."""
-        self._aside = None
+        self._not_aside()
+
+    def drop(self) -> None:
+        """The reader is gone, and with it what is kept for it."""
+        self._kept, self._aside = [], None
+        self._uncount(self._bytes)
 
     def take(self) -> list[Recorded]:
         """Everything kept, in order. Raises `UnknownEvent`, and `LogCorrupt` when the log was rewritten behind us."""
         kept, self._kept = self._kept, []
+        self._uncount(self._bytes if self._aside is None else _bytes_of(kept))
         self._changed.clear()
         taken = [item if isinstance(item, Recorded) else Recorded(item[0], decode_output(item[1])) for item in kept]
         for recorded in taken:
@@ -176,6 +189,21 @@ class Follower:
         if self._interruption is not None:
             raise self._interruption
 
+    def _counts(self, payload: bytes) -> bool:
+        if not self._tally.take(len(payload)):
+            return False
+        self._bytes += len(payload)
+        return True
+
+    def _uncount(self, size: int) -> None:
+        self._bytes -= size
+        self._tally.give(size)
+
+    def _not_aside(self) -> list[tuple[int, bytes]]:
+        aside, self._aside = self._aside or [], None
+        self._uncount(_bytes_of(aside))
+        return aside
+
     def _check(self, recorded: Recorded) -> None:
         """A worker opens its epoch with `Started`. An epoch that opens otherwise had its start at a number that this
         reader has already seen with another content: a failover lost the log's tail, and it was written anew."""
@@ -186,3 +214,8 @@ class Follower:
             self._epoch = event.epoch
         if isinstance(event, TERMINAL):
             self.is_ended = True
+
+
+def _bytes_of(items: Iterable[tuple[int, bytes] | Recorded]) -> int:
+    """Of frames; what was read from the log is not counted, since a reader that takes it has asked for it."""
+    return sum(len(item[1]) for item in items if not isinstance(item, Recorded))

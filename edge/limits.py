@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from common.errors import Overloaded, TenantLimitReached
+from edge.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ class Occupancy:
         self._requests = 0
         self._generations = 0
         self._by_tenant: Counter[str] = Counter()
+        self._tallies: dict[str, Tally] = {}
 
     @property
     def requests(self) -> int:
@@ -30,6 +32,12 @@ class Occupancy:
     @property
     def generations(self) -> int:
         return self._generations
+
+    def tally(self, tenant: str) -> Tally:
+        """The bytes held for ``tenant``; the same object every time. There are as many as keys."""
+        if tenant not in self._tallies:
+            self._tallies[tenant] = Tally(self._settings.max_tenant_bytes)
+        return self._tallies[tenant]
 
     @contextmanager
     def request(self) -> Iterator[None]:

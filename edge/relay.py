@@ -5,7 +5,7 @@ The log is the truth and a frame is a hint, so a lost frame costs delay and neve
 bounded buffer: the stream in Redis is the buffer. What a reader keeps and drops is decided in `edge.follower`; here is
 what happens around it, all on one event loop:
 
-* a task takes the frames off the edge's one subscription and offers them;
+* frames are offered as they are read from the edge's one subscription, and go on to the readers that wait for them;
 * a clock asks the log how far the requests are whose readers heard nothing for a while;
 * a task tells the log which requests still have readers;
 * reads of the log run in tasks of their own, because a reader that is cancelled in the middle of one must not take a
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from common.telemetry.metrics import EdgeMetrics
     from common.transport import Attached, Frame, FrameBus, Reading
     from edge.config import StreamSettings
+    from edge.tally import Tally
 
 MAX_PARALLEL_READS: Final = 16
-FRAMES_A_TURN: Final = 64
 TICKS_A_QUIET_SPELL: Final = 3
 ANSWER_WITHIN_S: Final = 1.0
 MAX_BACKOFF_DOUBLINGS: Final = 3
@@ -64,17 +64,19 @@ class Relay:
     def __iter__(self) -> Iterator[Follower]:
         return chain.from_iterable(list(self._followers.values()))
 
-    def follow(self, request_id: str, *, after: int = 0, from_log: bool) -> Follower:
+    def follow(self, request_id: str, *, after: int = 0, from_log: bool, tally: Tally | None = None) -> Follower:
         """A new reader of events after + 1, ... With ``from_log`` its first act is to read the log; without, the
-        caller is about to submit the request (which registers this edge for its frames)."""
-        follower = Follower(
-            request_id, after=after, capacity=self._settings.reader_buffer_events, gap=Gap.ATTACH if from_log else None
-        )
+        caller is about to submit the request (which registers this edge for its frames). Frames that wait for the
+        reader count in ``tally``."""
+        gap = Gap.ATTACH if from_log else None
+        capacity = self._settings.reader_buffer_events
+        follower = Follower(request_id, after=after, capacity=capacity, gap=gap, tally=tally)
         self._followers[request_id] = (*self._followers.get(request_id, ()), follower)
         return follower
 
     def leave(self, follower: Follower) -> None:
         """The reader is gone; without another one here, frames of its request are not wanted any more."""
+        follower.drop()
         rest = tuple(other for other in self._followers.get(follower.request_id, ()) if other is not follower)
         if rest:
             self._followers[follower.request_id] = rest
@@ -120,7 +122,7 @@ class Relay:
     async def run(self, bus: FrameBus) -> None:
         """Serves all readers until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._pump(bus))
+            group.create_task(bus.run(self._take))
             group.create_task(self._watch_for_quiet())
             group.create_task(self._keep_alive())
 
@@ -128,18 +130,14 @@ class Relay:
         """Waits for reads under way; nobody follows any more."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _pump(self, bus: FrameBus) -> None:
-        async with bus:
-            async for signal in bus:
-                if isinstance(signal, Resubscribed):
-                    for follower in self:
-                        follower.mark_gap(Gap.RESUBSCRIBED)
-                    continue
-                self._metrics.frames.inc(len(signal))
-                self._hand_out(signal[:FRAMES_A_TURN])
-                for start in range(FRAMES_A_TURN, len(signal), FRAMES_A_TURN):
-                    await asyncio.sleep(0)  # the loop sends what was written so far
-                    self._hand_out(signal[start : start + FRAMES_A_TURN])
+    def _take(self, signal: Resubscribed | tuple[Frame, ...]) -> None:
+        """What the edge's subscription says, as it is read from its socket."""
+        if isinstance(signal, Resubscribed):
+            for follower in self:
+                follower.mark_gap(Gap.RESUBSCRIBED)
+        else:
+            self._metrics.frames.inc(len(signal))
+            self._hand_out(signal)
 
     def _hand_out(self, frames: Sequence[Frame]) -> None:
         """Frames of one request stand together, and its readers get them together."""

@@ -9,6 +9,7 @@ from edge.body import read_body
 from edge.dependencies import services_of
 from edge.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from edge.openapi import json_body
+from edge.request_context import context_of
 from edge.translate.tokenization import detokenize, parse_detokenize, parse_tokenize, tokenize
 
 router = APIRouter(tags=["tokenization"])
@@ -19,10 +20,14 @@ router = APIRouter(tags=["tokenization"])
 async def create_tokens(request: Request) -> Response:
     """Token ids of a text or of a conversation, as a generation would get them."""
     services = services_of(request)
-    raw = await read_body(request, services.limits)
-    body = await services.in_thread(lambda: parse_tokenize(raw))
-    model = await services.catalog.known(body.model)
-    answer = await services.in_thread(lambda: msgspec.json.encode(tokenize(body, model)))
+    tally = services.occupancy.tally(context_of(request.scope).tenant)
+    raw = await read_body(request, services.limits, tally)
+    try:
+        body = await services.in_thread(lambda: parse_tokenize(raw))
+        model = await services.catalog.known(body.model)
+        answer = await services.in_thread(lambda: msgspec.json.encode(tokenize(body, model)))
+    finally:
+        tally.give(len(raw))
     return Response(answer, media_type="application/json")
 
 
@@ -31,10 +36,14 @@ async def create_tokens(request: Request) -> Response:
 async def create_text(request: Request) -> Response:
     """The text that token ids spell."""
     services = services_of(request)
-    raw = await read_body(request, services.limits)
-    body = await services.in_thread(lambda: parse_detokenize(raw))
-    model = await services.catalog.known(body.model)
-    answer = await services.in_thread(lambda: msgspec.json.encode(detokenize(body, model)))
+    tally = services.occupancy.tally(context_of(request.scope).tenant)
+    raw = await read_body(request, services.limits, tally)
+    try:
+        body = await services.in_thread(lambda: parse_detokenize(raw))
+        model = await services.catalog.known(body.model)
+        answer = await services.in_thread(lambda: msgspec.json.encode(detokenize(body, model)))
+    finally:
+        tally.give(len(raw))
     return Response(answer, media_type="application/json")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.errors import LogCorrupt, ModelUnavailable, StreamGap
 from common.events import Ended, OutputEvent, Recorded, Started, Tokens, Usage, encode
 from edge.follower import Follower, Gap
+from edge.tally import Tally
 
 LENGTH = 12
 
@@ -26,8 +27,8 @@ def event(n: int, epoch: int = 1) -> OutputEvent:
 LOG = [Recorded(n, event(n)) for n in range(1, LENGTH + 1)]
 
 
-def follower(after: int = 0, capacity: int = 4, gap: Gap | None = None) -> Follower:
-    return Follower("r", after=after, capacity=capacity, gap=gap)
+def follower(after: int = 0, capacity: int = 4, gap: Gap | None = None, tally: Tally | None = None) -> Follower:
+    return Follower("r", after=after, capacity=capacity, gap=gap, tally=tally)
 
 
 def offer(reader: Follower, *numbers: int) -> None:
@@ -169,3 +170,45 @@ def test_whatever_is_lost_or_late_each_event_is_taken_once_and_in_order(steps: l
         read(reader, LENGTH, limit=5)
         taken += reader.take()
     assert taken == LOG
+
+
+def test_what_is_kept_counts_until_it_is_taken_or_the_reader_has_gone() -> None:
+    tally = Tally(10_000)
+    first, second = follower(tally=tally), follower(tally=tally)
+    offer(first, 1, 2)
+    offer(second, 1)
+    assert tally.held == sum(len(encode(event(n))) for n in (1, 2, 1))
+    first.take()
+    assert tally.held == len(encode(event(1)))
+    second.drop()
+    assert tally.held == 0
+
+
+def test_over_the_tally_a_reader_goes_to_the_log_and_misses_nothing() -> None:
+    tally = Tally(len(encode(event(1))) + len(encode(event(2))))
+    reader = follower(capacity=100, tally=tally)
+    offer(reader, 1, 2, 3, 4)
+    assert reader.gap is Gap.SLOW_READER
+    assert numbers(reader.take()) == [1, 2]
+    assert tally.held == 0
+    read(reader, length=LENGTH)
+    assert numbers(reader.take()) == list(range(3, LENGTH + 1))
+    assert tally.held == 0
+
+
+def test_what_is_put_aside_during_a_read_counts_too_and_is_let_go_with_it() -> None:
+    tally = Tally(10_000)
+    reader = follower(gap=Gap.ATTACH, tally=tally)
+    reader.begin_read()
+    offer(reader, 3, 4)
+    assert tally.held == sum(len(encode(event(n))) for n in (3, 4))
+    reader.abandon_read()
+    assert tally.held == 0
+    read(reader, length=2)
+    offer(reader, 3)
+    reader.begin_read()
+    offer(reader, 4)
+    assert numbers(reader.take()) == [1, 2, 3]
+    assert tally.held == len(encode(event(4)))
+    reader.drop()
+    assert tally.held == 0

@@ -38,3 +38,21 @@ def test_open_requests_over_the_limit_are_refused() -> None:
         with pytest.raises(Overloaded), places.request():
             pass
     assert places.requests == 0
+
+
+def test_each_tenant_has_its_own_bytes() -> None:
+    places = Occupancy(LimitSettings(max_tenant_bytes=100))
+    a, b = places.tally("a"), places.tally("b")
+    assert a.take(60)
+    assert not a.take(41)
+    assert (a.held, b.held) == (60, 0)
+    assert b.take(100)
+    a.give(60)
+    assert a.take(100)
+    assert places.tally("a") is a
+
+
+def test_without_a_limit_bytes_are_counted_and_never_refused() -> None:
+    tally = Occupancy(LimitSettings(max_tenant_bytes=0)).tally("a")
+    assert tally.take(1 << 60)
+    assert tally.held == 1 << 60
