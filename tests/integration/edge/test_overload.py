@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from edge.config import ApiSettings, LimitSettings
 from tests.integration.edge.letters_model import answer
@@ -14,6 +18,7 @@ from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
 from tests.integration.edge.wire import (
     CHAT,
+    Connection,
     body,
     chunks_of,
     events_of,
@@ -173,3 +178,89 @@ async def head(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) ->
     """Status line and headers, with the empty line."""
     async with asyncio.timeout(20):
         return await connection[0].readuntil(b"\r\n\r\n")
+
+
+class TestBytesOfOneTenant:
+    ONE, TWO = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
+
+    @pytest.fixture
+    async def edge(self, make_edge: Callable[..., ThreadedEdge]) -> ThreadedEdge:
+        groups = {
+            "api": ApiSettings(api_keys=("one", "two")),
+            "limits": LimitSettings(max_tenant_bytes=5_000),
+        }
+        return await asyncio.to_thread(make_edge(**groups).start)
+
+    async def test_bodies_beyond_the_bound_are_refused_until_others_are_over(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        await hold(worker)
+        large = body("x" * 3_000, max_tokens=2)
+        held = await send(edge, CHAT, large, self.ONE)
+        await until(lambda: edge.services.occupancy.generations == 1)
+        status, headers, raw = split(await post(edge, CHAT, large, self.ONE))
+        assert (status, json.loads(raw)["error"]["code"]) == (429, "tenant_limit_reached")
+        assert int(headers["retry-after"]) >= 1
+        async with httpx.AsyncClient(base_url=edge.url) as client:
+            refused = await client.post("/tokenize", json={"prompt": "x" * 3_000}, headers=self.ONE)
+            assert refused.status_code == 429
+            assert 'reason="tenant_bytes"} 2.0' in (await client.get("/metrics")).text
+        other = await send(edge, CHAT, large, self.TWO)
+        await until(lambda: edge.services.occupancy.generations == 2)
+        worker.may_claim = True
+        for connection in (held, other):
+            assert split(await rest(connection))[0] == 200
+        assert split(await post(edge, CHAT, large, self.ONE))[0] == 200
+        await until(lambda: _held(edge) == [0, 0])
+
+    async def test_stalled_readers_together_hold_no_more_and_lose_nothing(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        worker.step_s = 0.0
+        stalled = [await stalled_reader(edge, body(max_tokens=800, n=25, stream=True), self.ONE) for _ in range(2)]
+        await until(lambda: len(worker.ended) == 2, within_s=60)
+        assert 0 < max(_held(edge)) <= 5_000
+        assert split(await post(edge, CHAT, body(max_tokens=5), self.TWO))[0] == 200
+        for connection in stalled:
+            _, _, raw = split(await rest(connection))
+            documents = events_of(chunks_of(raw))
+            for choice in range(25):
+                mine = [d for d in documents if d[1] and d[1]["choices"][0]["index"] == choice]
+                assert text_of(mine) == answer(800)
+        await until(lambda: max(_held(edge)) == 0)
+
+    async def test_everything_is_given_back_however_a_request_ends(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        await post(edge, CHAT, body(temperature=9), self.ONE)
+        await post(edge, CHAT, body("FAIL-NOW"), self.ONE)
+        connection = await send(edge, CHAT, body(max_tokens=2000, stream=True), self.ONE)
+        await read_to(connection, b"data: ")
+        connection[1].transport.abort()
+        address = urlsplit(edge.url)
+        half = await asyncio.open_connection(address.hostname, address.port)
+        half[1].write(
+            f"POST {CHAT} HTTP/1.1\r\nHost: e\r\nAuthorization: Bearer one\r\nContent-Length: 50\r\n\r\n12345".encode()
+        )
+        await until(lambda: max(_held(edge)) == 5)
+        half[1].transport.abort()
+        await until(lambda: max(_held(edge)) == 0)
+
+
+def _held(edge: ThreadedEdge) -> list[int]:
+    return [tally.held for tally in edge.services.occupancy._tallies.values()] or [0]
+
+
+async def stalled_reader(edge: ThreadedEdge, document: dict[str, Any], headers: dict[str, str]) -> Connection:
+    """A connection on which the request was sent and whose answer nobody reads: the kernel holds next to nothing."""
+    address = urlsplit(edge.url)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (str(address.hostname), address.port or 0))
+    connection = await asyncio.open_connection(sock=sock, limit=2048)
+    content = json.dumps(document).encode()
+    lines = [f"POST {CHAT} HTTP/1.1", "Host: e", "Connection: close", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    connection[1].write("\r\n".join([*lines, "", ""]).encode() + content)
+    return connection
