@@ -35,6 +35,7 @@ from common.telemetry.logging import configure_logging
 from common.telemetry.settings import TelemetrySettings
 from common.transport.client import LogClient, RedisSettings
 from common.transport.embedded import EmbeddedServer, EmbeddedSettings
+from edge.auth import accepted_keys
 from edge.config import ApiSettings, HttpSettings, StreamSettings
 from engine_worker.config import ComputeSettings, ModelSettings, WorkerSettings
 
@@ -220,7 +221,7 @@ def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[in
         specs=tuple(specs),
         urls=tuple(f"http://{shown}:{port}" for port in ports),
         worker_urls=tuple(f"http://{_LOCAL}:{port}" for port in metrics_ports),
-        key=first_key(loaded[ApiSettings]),
+        key=next(iter(accepted_keys(loaded[ApiSettings])), ""),
     )
 
 
@@ -319,16 +320,6 @@ def shut_down(supervisor: Supervisor, loaded: Loaded, is_forced: Callable[[], bo
         say("stopping")
     supervisor.stop("edge", stream.drain_notice_s + stream.drain_timeout_s + 5.0, is_forced)
     supervisor.stop("worker", loaded[WorkerSettings].worker_drain_timeout_s + 5.0, is_forced)
-
-
-def first_key(api: ApiSettings) -> str:
-    """A key that the edges accept, or none when they ask for none."""
-    if api.api_keys:
-        return api.api_keys[0].get_secret_value()
-    if api.api_key_file:
-        lines = Path(api.api_key_file).read_text(encoding="utf-8").split()
-        return lines[0] if lines else ""
-    return ""
 
 
 def say(line: str) -> None:

@@ -26,11 +26,8 @@ class ApiKeys:
 
     @classmethod
     def from_settings(cls, settings: ApiSettings) -> ApiKeys:
-        """Raises `ConfigError` when the key file cannot be read or holds no key."""
-        keys = [key.get_secret_value() for key in settings.api_keys if key.get_secret_value()]
-        if settings.api_key_file:
-            keys += _read_key_file(Path(settings.api_key_file))
-        return cls(tuple(keys), guard_metrics=settings.metrics_need_key)
+        """Raises as `accepted_keys` does."""
+        return cls(accepted_keys(settings), guard_metrics=settings.metrics_need_key)
 
     def is_open(self, method: str, path: str) -> bool:
         """Whether a path is served without a key. Preflight requests carry none, by specification."""
@@ -56,6 +53,20 @@ class ApiKeys:
         if tenant is None:
             raise Unauthorized("The API key is not valid.")
         return tenant
+
+
+def accepted_keys(settings: ApiSettings) -> tuple[str, ...]:
+    """The keys as they are given and as the key file holds them.
+
+    Raises `ConfigError` when one is empty, or the key file cannot be read or holds none: a server whose key came from
+    a variable that is not set must not let everybody in.
+    """
+    keys = [key.get_secret_value().strip() for key in settings.api_keys]
+    if not all(keys):
+        raise ConfigError("api_keys: a key must not be empty (--api-key)")
+    if settings.api_key_file:
+        keys += _read_key_file(Path(settings.api_key_file))
+    return tuple(keys)
 
 
 def _digest(key: str) -> bytes:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from cli import groups
 from cli.serve import plan_children
 from common.config import load
+from common.errors import ConfigError
 
 
 def names_of(*argv: str) -> list[str | None]:
@@ -20,3 +25,22 @@ def test_workers_that_share_a_given_name_get_a_number_each() -> None:
 def test_a_single_worker_keeps_its_name_and_without_one_each_draws_its_own() -> None:
     assert names_of("--worker-name", "gpu") == ["gpu"]
     assert names_of("--workers", "2") == [None, None]
+
+
+def key_with(*argv: str) -> str:
+    loaded = load(groups.SERVE, ["some/model", *argv], prog="headrace serve", environ={})
+    return plan_children(loaded, "redis://log", "some/model", [8000]).key
+
+
+def test_serve_asks_its_edges_with_a_key_that_they_accept(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# people\nsecond of two words\n")
+    assert key_with() == ""
+    assert key_with("--api-key", "first", "--api-key-file", str(file)) == "first"
+    assert key_with("--api-key-file", str(file)) == "second of two words"
+
+
+@pytest.mark.parametrize("argv", [("--api-key", ""), ("--api-key-file", "no-such-file")])
+def test_a_key_that_cannot_be_had_is_a_mistake_of_the_configuration(argv: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        key_with(*argv)

@@ -57,6 +57,12 @@ def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
     assert len({keys.tenant_of(f"Bearer {key}") for key in ("one", "two", "three")}) == 3
 
 
+@pytest.mark.parametrize("given", [("",), (" ",), ("one", "")])
+def test_an_empty_key_is_a_mistake_and_not_an_open_door(given: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="api_keys"):
+        ApiKeys.from_settings(ApiSettings(api_keys=given))
+
+
 @pytest.mark.parametrize("content", [None, "", "# nobody\n"])
 def test_a_file_without_keys_is_a_mistake(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "keys"
