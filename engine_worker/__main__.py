@@ -85,6 +85,9 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         model=model.served_names[0],
         seconds=round(model.load_s, 1),
         kv_cache_tokens=assembly.plan.num_tokens,
+        max_model_len=assembly.plan.max_model_len,
+        full_length_requests=round(assembly.plan.full_length_requests, 1),
+        kv_cache=str(assembly.plan),
     )
     served = _served(assembly, loaded[SchedulerSettings].max_num_seqs)
     metrics_server = loaded[MetricsServerSettings]

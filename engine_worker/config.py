@@ -100,7 +100,7 @@ class KvCacheSettings(Settings):
         ge=0,
         description="Memory of the KV cache in bytes; 0 = kv_cache_memory_fraction of what is free after the weights.",
     )
-    kv_cache_memory_fraction: float = Field(
+    kv_cache_memory_fraction: Annotated[float, Flags(("--memory-fraction",))] = Field(
         0.5, gt=0, le=0.95, description="Share of the memory left after loading the weights that the KV cache takes."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the blocks of a common prompt prefix.")
@@ -136,6 +136,13 @@ class ModelSettings(Settings):
         0, ge=0, le=16_777_216, description="Prompt and output tokens of a request together; 0: the model's own limit."
     )
     chat_template: str = Field("", description="File with a chat template to use instead of the model's own.")
+
+    @field_validator("max_model_len")
+    @classmethod
+    def _check_length(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("max_model_len 1 leaves no room for an answer: at least 2, or 0 for the model's own limit")
+        return value
 
 
 class ComputeSettings(Settings):

@@ -7,7 +7,7 @@ from typing import Final
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_UNITS: Final = ("B", "KiB", "MiB", "GiB")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
