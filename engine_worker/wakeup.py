@@ -46,6 +46,8 @@ class LoopWaker:
         os.close(self._writer)
 
     def _heard(self) -> None:
-        self._is_due = False  # first: what is reported from now on wakes again
+        # In this order: a call in between leaves a byte that will be heard, or comes before the callback. If the byte
+        # of such a call were read here after the flag was taken back, the flag would stand for ever.
         os.read(self._reader, 16)
+        self._is_due = False
         self._callback()

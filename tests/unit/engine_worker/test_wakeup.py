@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+
+import pytest
 
 from engine_worker.wakeup import LoopWaker
 
@@ -40,3 +43,27 @@ async def test_after_close_a_call_does_nothing() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not called
+
+
+async def test_a_call_while_an_earlier_one_is_being_heard_does_not_silence_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = asyncio.Event()
+    waker = LoopWaker(asyncio.get_running_loop(), called.set)
+    read = os.read
+
+    def read_between_two_calls(fd: int, size: int) -> bytes:
+        waker.wake()
+        data = read(fd, size)
+        waker.wake()
+        return data
+
+    monkeypatch.setattr("engine_worker.wakeup.os.read", read_between_two_calls)
+    waker.wake()
+    await asyncio.wait_for(called.wait(), 5)
+    monkeypatch.undo()
+    for _ in range(3):
+        called.clear()
+        waker.wake()
+        await asyncio.wait_for(called.wait(), 5)
+    waker.close()
