@@ -166,9 +166,7 @@ struct Part {  // of MAX_ROWS rows: maximum, sum of exponentials, weighted value
 struct Visible {  // tokens a row sees: low <= t < end
   long low[MAX_ROWS], end[MAX_ROWS];
 };
-// The cache lies in pieces of some KiB at random places, which hardware does not foresee. So the values of a group are
-// prefetched while its keys are multiplied, and the keys of the chunk to come while the values are.
-struct Coming {
+struct Coming {  // keys of the chunk to come
   const int32_t* table;
   long head, group0, groups;  // 0 groups: nothing comes
 };
@@ -184,13 +182,33 @@ struct Tile {
 
   T* keys(long group) const { return cache.keys(table[group / cache.groups], head, group % cache.groups); }
   T* values(long group) const { return cache.values(table[group / cache.groups], head, group % cache.groups); }
-  Ahead none() const { return {(const char*)q, 0}; }
-  Ahead coming_keys(long i, long d) const {  // for column tile d of the i-th group of this chunk
-    if (i >= coming.groups) return none();
-    const long g = coming.group0 + i;
-    const T* keys = cache.keys(coming.table[g / cache.groups], coming.head, g % cache.groups);
-    return {(const char*)(keys + d * GROUP * 32), 64};
+};
+// The cache lies in pieces of some KiB at random places, which hardware does not foresee. So what is read a few pieces
+// later is prefetched: at this distance (by measurement) memory is 1.5 times as fast as with the whole chunk to come.
+static const long PIECES_AHEAD = 3;
+// The pieces of a chunk in the order in which they are read: keys of each group, then values of each group, `wide` tiles
+// of 32 columns at a time, then the keys of the chunk to come.
+template <class T>
+struct Pieces {
+  const Tile<T>& x;
+  long group0, groups, wide;
+
+  Ahead<1> ahead(long i, long prefetches) const {  // to be spread over so many prefetches
+    const long key_bytes = x.cache.head_size * GROUP * sizeof(T), tile = GROUP * 32, tiles = x.cache.padded_head / 32;
+    const long passes = (tiles + wide - 1) / wide;
+    i += PIECES_AHEAD;
+    if (i < groups) return {(const char*)x.keys(group0 + i), key_bytes / prefetches};
+    i -= groups;
+    if (i < groups * passes) {
+      const long d = i / groups * wide, bytes = std::min(wide, tiles - d) * tile * sizeof(T);
+      return {(const char*)(x.values(group0 + i % groups) + d * tile), bytes / prefetches};
+    }
+    i -= groups * passes;
+    if (i >= x.coming.groups) return none();
+    const long g = x.coming.group0 + i;
+    return {(const char*)x.cache.keys(x.coming.table[g / x.cache.groups], x.coming.head, g % x.cache.groups), key_bytes / prefetches};
   }
+  Ahead<1> none() const { return {(const char*)x.q, 0}; }
 };
 static void softmax(float* s, long n, float* m, float* l) {
   __m512 mx = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
@@ -206,39 +224,71 @@ static void softmax(float* s, long n, float* m, float* l) {
   }
   *m = top, *l = _mm512_reduce_add_ps(sum);
 }
-// rows r0 .. r0 + MR - 1 of the tile over tokens [t0 + 32 g0, t0 + 32 g1)
+// Scores of a group of tokens from t on: scaled, capped, and -inf where a row does not see them
+template <class T, int MR>
+static INLINE void store_scores(const Tile<T>& x, int r0, long t, __m512 (&acc)[MR][2], float (*s)[CHUNK], long at) {
+  const bool all_seen = x.see.end[r0] >= t + GROUP && x.see.low[r0 + MR - 1] <= t;
+  for (int i = 0; i < MR; i++)
+    for (int j = 0; j < 2; j++) {
+      __m512 v = _mm512_mul_ps(acc[i][j], _mm512_set1_ps(x.scale));
+      if (x.cap > 0) v = soft_cap(v, _mm512_set1_ps(x.cap));
+      if (!all_seen) {
+        const __mmask16 seen = first(x.see.end[r0 + i] - t - j * 16) & ~first(x.see.low[r0 + i] - t - j * 16);
+        v = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, v);
+      }
+      _mm512_store_ps(&s[i][at + j * 16], v);
+    }
+}
+// Scores over groups g .. g + W - 1 of the chunk
+template <class T, int MR, int W>
+static INLINE void score(const Pieces<T>& pieces, bool fetches, int r0, long g, float (*s)[CHUNK]) {
+  const Cache<T>& c = pieces.x.cache;
+  __m512 acc[W][MR][2] = {};
+  Tiles<T, W, 1> keys;
+  for (int w = 0; w < W; w++) {
+    keys.p[w] = pieces.x.keys(pieces.group0 + g + w);
+    keys.ahead[w] = fetches ? pieces.ahead(g + w, c.head_size * GROUP * sizeof(T) / 64) : pieces.none();
+  }
+  multiply<MR>(pieces.x.q + r0 * c.head_size, c.head_size, keys, c.head_size, acc);
+  for (int w = 0; w < W; w++)
+    store_scores<T, MR>(pieces.x, r0, (pieces.group0 + g + w) * GROUP, acc[w], s, (g + w) * GROUP);
+}
+// o[rows][32 W columns] = p * values, for tiles d .. d + W - 1
+template <class T, int MR, int W>
+static INLINE void weigh(const Pieces<T>& pieces, bool fetches, const T (*p)[CHUNK], long d, float* o) {
+  const long tile = GROUP * 32, prefetches = tile * sizeof(T) / 64;
+  __m512 acc[W][MR][2] = {};
+  for (long g = 0; g < pieces.groups; g++) {
+    const Ahead<1> ahead =
+        fetches ? pieces.ahead(pieces.groups * (1 + d / pieces.wide) + g, W * prefetches) : pieces.none();
+    Tiles<T, W, 1> values;
+    for (int w = 0; w < W; w++) {
+      values.p[w] = pieces.x.values(pieces.group0 + g) + (d + w) * tile;
+      values.ahead[w] = {ahead.p + w * prefetches * ahead.line, ahead.line};
+    }
+    multiply<MR>(&p[0][g * GROUP], CHUNK, values, GROUP, acc);
+  }
+  for (int w = 0; w < W; w++)
+    for (int i = 0; i < MR; i++)
+      for (int j = 0; j < 2; j++) store(o + i * pieces.x.cache.padded_head + (d + w) * 32 + j * 16, acc[w][i][j]);
+}
+// rows r0 .. r0 + MR - 1 of the tile over groups g0 .. g1 - 1 of the chunk from token t0 on
 template <class T, int MR>
 static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
+  constexpr int W = MR <= 6 ? 2 : 1;
   alignas(64) float s[MR][CHUNK];
   alignas(64) T p[MR][CHUNK];
-  const Cache<T>& c = x.cache;
-  const long n = (g1 - g0) * GROUP, b0 = t0 / GROUP;
-  const T* q = x.q + r0 * c.head_size;
+  const long n = (g1 - g0) * GROUP, tiles = x.cache.padded_head / 32;
   const bool fetches = r0 == 0;  // the first rows do it for all
-  for (long g = g0; g < g1; g++) {
-    __m512 acc[MR][2] = {};
-    const Ahead ahead = fetches ? Ahead{(const char*)x.values(b0 + g), 64} : x.none();
-    multiply<MR>(q, c.head_size, x.keys(b0 + g), ahead, c.head_size, acc);
-    for (int i = 0; i < MR; i++)
-      for (int j = 0; j < 2; j++) {
-        const long t = t0 + g * GROUP + j * 16;
-        const __mmask16 seen = first(x.see.end[r0 + i] - t) & ~first(x.see.low[r0 + i] - t);
-        __m512 v = _mm512_mul_ps(acc[i][j], _mm512_set1_ps(x.scale));
-        if (x.cap > 0) v = soft_cap(v, _mm512_set1_ps(x.cap));
-        _mm512_store_ps(&s[i][(g - g0) * GROUP + j * 16], _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, v));
-      }
-  }
+  const Pieces<T> pieces{x, t0 / GROUP + g0, g1 - g0, W};
+  long g = 0, d = 0;
+  for (; g + W <= pieces.groups; g += W) score<T, MR, W>(pieces, fetches, r0, g, s);
+  if (g < pieces.groups) score<T, MR, 1>(pieces, fetches, r0, g, s);
   for (int i = 0; i < MR; i++) softmax(s[i], n, m + i, l + i);
   for (int i = 0; i < MR; i++)
     for (long j = 0; j < n; j += 16) store(&p[i][j], _mm512_load_ps(&s[i][j]));
-  for (long d = 0; d < c.padded_head; d += 32) {
-    __m512 acc[MR][2] = {};
-    for (long g = g0; g < g1; g++) {
-      const Ahead ahead = fetches ? x.coming_keys(g - g0, d / 32) : x.none();
-      multiply<MR>(&p[0][(g - g0) * GROUP], CHUNK, x.values(b0 + g) + d * GROUP, ahead, GROUP, acc);
-    }
-    for (int i = 0; i < MR; i++) store(o + i * c.padded_head + d, acc[i][0]), store(o + i * c.padded_head + d + 16, acc[i][1]);
-  }
+  for (; d + W <= tiles; d += W) weigh<T, MR, W>(pieces, fetches, p, d, o);
+  if (d < tiles) weigh<T, MR, 1>(pieces, fetches, p, d, o);
 }
 template <class T>
 static void chunk(const Tile<T>& x, int rows, long index, Part& out) {

@@ -155,7 +155,7 @@ struct Place {  // rows m0 .. m0 + M - 1 of one tile; the tile that this thread 
   long m0, M, tile, next;
 };
 // The next tile's share of one of the runs over this one. One row alone needs none: it reads memory as fast as it comes.
-static INLINE Ahead share_of(const void* next, long bytes, const Place& at, const void* cached, long run, long runs) {
+static INLINE Ahead<2> share_of(const void* next, long bytes, const Place& at, const void* cached, long run, long runs) {
   const long shares = std::min(runs, 4L);
   if (at.M == 1 || run >= shares) return {(const char*)cached, 0};
   return {(const char*)next + bytes / shares * run, 64 / shares};
@@ -167,9 +167,10 @@ static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, c
   over_rows<12>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
     const T* A = x.dense + (at.m0 + m) * x.ld;
-    __m512 acc[MR][2] = {};
-    multiply<MR>(A, x.ld, B, share_of(next, size * sizeof(T), at, A, run, runs), w.padded_k, acc);
-    finish<T, MR>(t, at.m0 + m, at.tile, acc);
+    __m512 acc[1][MR][2] = {};
+    const Tiles<T, 1, 2> tile{{B}, {share_of(next, size * sizeof(T), at, A, run, runs)}};
+    multiply<MR>(A, x.ld, tile, w.padded_k, acc);
+    finish<T, MR>(t, at.m0 + m, at.tile, acc[0]);
   });
 }
 template <class T, Format F>

@@ -23,36 +23,46 @@ struct Rows {
   }
 };
 
+// W tiles at once: with few rows, more sums that need not wait for each other. A prefetch stream goes with each tile.
+template <class T, int W, int Level>
+struct Tiles {
+  const T* p[W];
+  Ahead<Level> ahead[W];
+};
 // B is [K][32] fp32
-template <int MR>
-static INLINE void multiply(const float* A, long lda, const float* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
+template <int MR, int W, int L>
+static INLINE void multiply(const float* A, long lda, Tiles<float, W, L> b, long K, __m512 (&acc)[W][MR][2]) {
   Rows<float, MR> a(A, lda);
   for (long k = 0; k < K; k++) {
-    const __m512 b0 = _mm512_loadu_ps(B + k * 32), b1 = _mm512_loadu_ps(B + k * 32 + 16);
-    ahead.prefetch<2>();
+    for (int w = 0; w < W; w++) {
+      const __m512 b0 = _mm512_loadu_ps(b.p[w] + k * 32), b1 = _mm512_loadu_ps(b.p[w] + k * 32 + 16);
+      b.ahead[w].template prefetch<2>();
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; m++) {
-      const __m512 x = _mm512_set1_ps(*a[m]);
-      acc[m][0] = _mm512_fmadd_ps(x, b0, acc[m][0]);
-      acc[m][1] = _mm512_fmadd_ps(x, b1, acc[m][1]);
+      for (int m = 0; m < MR; m++) {
+        const __m512 x = _mm512_set1_ps(*a[m]);
+        acc[w][m][0] = _mm512_fmadd_ps(x, b0, acc[w][m][0]);
+        acc[w][m][1] = _mm512_fmadd_ps(x, b1, acc[w][m][1]);
+      }
     }
     a.advance(1);
   }
 }
 // B is [K/2][32][2] bf16
-template <int MR>
-static INLINE void multiply(const bf16* A, long lda, const bf16* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
+template <int MR, int W, int L>
+static INLINE void multiply(const bf16* A, long lda, Tiles<bf16, W, L> b, long K, __m512 (&acc)[W][MR][2]) {
   Rows<bf16, MR> a(A, lda);
   for (long k = 0; k < K; k += 2) {
-    const __m512bh b0 = (__m512bh)_mm512_loadu_si512(B + k * 32), b1 = (__m512bh)_mm512_loadu_si512(B + k * 32 + 32);
-    ahead.prefetch<2>();
+    for (int w = 0; w < W; w++) {
+      const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b.p[w] + k * 32), b1 = (__m512bh)_mm512_loadu_si512(b.p[w] + k * 32 + 32);
+      b.ahead[w].template prefetch<2>();
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; m++) {
-      int pair;
-      memcpy(&pair, a[m], 4);
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-      acc[m][0] = _mm512_dpbf16_ps(acc[m][0], x, b0);
-      acc[m][1] = _mm512_dpbf16_ps(acc[m][1], x, b1);
+      for (int m = 0; m < MR; m++) {
+        int pair;
+        memcpy(&pair, a[m], 4);
+        const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+        acc[w][m][0] = _mm512_dpbf16_ps(acc[w][m][0], x, b0);
+        acc[w][m][1] = _mm512_dpbf16_ps(acc[w][m][1], x, b1);
+      }
     }
     a.advance(2);
   }
@@ -86,7 +96,7 @@ static INLINE __m512i quad(const int8_t* p) {
 }
 
 template <Format F, int MR>
-static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead ahead, long K, __m512 (&acc)[MR][2]) {
+static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead, long K, __m512 (&acc)[MR][2]) {
   const __m512i mask = _mm512_set1_epi8(15);
   const long G = K / 32;
   Rows<int8_t, MR> a(A.q, K);

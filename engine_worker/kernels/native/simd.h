@@ -73,14 +73,15 @@ static INLINE __m512 soft_cap(__m512 x, __m512 cap) {  // cap * tanh(x / cap)
   return _mm512_mul_ps(cap, _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(t), sign)));
 }
 
-// What shall be brought into the L2 cache while something else is computed, at a pace of `line` bytes a prefetch.
+// What shall be brought into the L1 or L2 cache while something else is computed, at a pace of `line` bytes a prefetch.
+template <int Level>
 struct Ahead {
   const char* p;
   long line;  // 64: each line once; less: some more than once; 0: nothing new
   template <int N>
   INLINE void prefetch() {
 #pragma GCC unroll 20
-    for (int i = 0; i < N; i++, p += line) _mm_prefetch(p, _MM_HINT_T1);
+    for (int i = 0; i < N; i++, p += line) _mm_prefetch(p, Level == 1 ? _MM_HINT_T0 : _MM_HINT_T1);
   }
 };
 
