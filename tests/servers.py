@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from redis.retry import Retry
 from common.transport.embedded import find_binary
 
 _START_S = 20.0
+_FAILOVER_TIMEOUT_S = 3.0
 
 
 def free_port() -> int:
@@ -108,6 +109,13 @@ class Server:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no replica: {client.info('replication')}")
 
+    def follow(self, primary: Server) -> None:
+        """From the next start on it is a replica of ``primary``, as configuration management would have it."""
+        if "--replicaof" in self.arguments:
+            at = self.arguments.index("--replicaof")
+            del self.arguments[at : at + 2]
+        self.arguments += ["--replicaof", f"127.0.0.1 {primary.port}"]
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self._process is not None
@@ -144,7 +152,8 @@ class Sentinel(Server):
         config = self.directory / "sentinel.conf"
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\nsentinel monitor log 127.0.0.1 {primary.port} 1\n"
-            "sentinel down-after-milliseconds log 500\nsentinel failover-timeout log 3000\n"
+            "sentinel down-after-milliseconds log 1000\n"
+            f"sentinel failover-timeout log {1000 * _FAILOVER_TIMEOUT_S:.0f}\n"
         )
         self.arguments = [str(config), "--sentinel"]
 
@@ -162,12 +171,101 @@ class Sentinel(Server):
                 time.sleep(0.05)
 
 
-class Cluster:
-    """Primaries that share the slots, without replicas."""
+class Watched:
+    """A primary with replicas, watched by one sentinel; `fail_over` replaces the primary."""
 
-    def __init__(self, size: int = 3) -> None:
-        options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-require-full-coverage": "no"}
-        self.nodes = [Server(options=options, fsync="everysec") for _ in range(size)]
+    def __init__(self, replicas: int, *, fsync: str = "everysec", options: dict[str, str] | None = None) -> None:
+        self.primary = Server(fsync=fsync, options=options)
+        following = {**(options or {}), "replicaof": f"127.0.0.1 {self.primary.port}"}
+        self.replicas = [Server(fsync=fsync, options=following) for _ in range(replicas)]
+        self.sentinel = Sentinel(self.primary)
+
+    @property
+    def url(self) -> str:
+        return self.sentinel.url
+
+    @property
+    def nodes(self) -> list[Server]:
+        return [self.primary, *self.replicas]
+
+    def start(self) -> Watched:
+        for server in self.nodes:
+            server.start()
+        self.primary.wait_for_replica()
+        self.sentinel.start()
+        self.sentinel.wait_for_replica()
+        return self
+
+    def present(self) -> Server:
+        """The primary that the sentinel names now."""
+        with self.sentinel.client() as client:
+            _, port = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "log")
+        return next(node for node in self.nodes if node.port == int(port))
+
+    def fail_over(self, *, frozen: bool) -> None:
+        """The primary dies, or only freezes; another is named; then the old one comes back, as a replica."""
+        old = self.present()
+        old.pause() if frozen else old.kill()
+        _until(lambda: self.present() is not old, "no new primary")
+        if frozen:  # it is a second primary until the sentinel sees it, after eight seconds or more
+            old.resume()
+        else:
+            old.follow(self.present())
+            old.start()
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Every other node follows the primary, and the sentinel knows it."""
+        _until(lambda: follows_all(self.present(), self.nodes), "a node does not follow the primary")
+        time.sleep(2 * _FAILOVER_TIMEOUT_S)  # so long a sentinel does not fail over again
+
+    def stop(self) -> None:
+        for server in (self.sentinel, *self.nodes):
+            server.stop()
+
+
+def follows_all(primary: Server, nodes: list[Server]) -> bool:
+    """Whether all nodes but ``primary`` are its replicas, and up to date."""
+    with primary.client() as client:
+        role = client.execute_command("ROLE")
+        online = client.info("replication")["connected_slaves"]
+    return role[0] == b"master" and online == len(nodes) - 1 and all(_is_linked(n) for n in nodes if n is not primary)
+
+
+def _is_linked(node: Server) -> bool:
+    with node.client() as client:
+        facts = client.info("replication")
+    return facts["role"] == "slave" and facts["master_link_status"] == "up"
+
+
+def _until(condition: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            if condition():
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(complaint)
+        time.sleep(0.05)
+
+
+class Cluster:
+    """Primaries that share the slots, each with ``replicas``."""
+
+    def __init__(self, size: int = 3, *, replicas: int = 0, options: dict[str, str] | None = None) -> None:
+        known = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": "2000" if not replicas else "1000",
+            "cluster-require-full-coverage": "no",
+            "cluster-replica-validity-factor": "0",
+            **(options or {}),
+        }
+        self.primaries = [Server(options=known, fsync="everysec") for _ in range(size)]
+        self.followers = [Server(options=known, fsync="everysec") for _ in range(size * replicas)]
+
+    @property
+    def nodes(self) -> list[Server]:
+        return [*self.primaries, *self.followers]
 
     @property
     def url(self) -> str:
@@ -176,29 +274,55 @@ class Cluster:
     def start(self) -> Cluster:
         for node in self.nodes:
             node.start()
-        share = 16_384 // len(self.nodes) + 1
+        share = 16_384 // len(self.primaries) + 1
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(node.client()) for node in self.nodes]
             for index, client in enumerate(clients):
-                last = min((index + 1) * share, 16_384) - 1
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", index * share, last)
+                if index < len(self.primaries):
+                    last = min((index + 1) * share, 16_384) - 1
+                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", index * share, last)
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
             for node in self.nodes[1:]:
                 clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
-            deadline = time.monotonic() + _START_S
-            while not all(_knows_all(client, len(self.nodes)) for client in clients):
-                if time.monotonic() > deadline:
-                    raise RuntimeError("the cluster does not form")
-                time.sleep(0.05)
+            _until(lambda: all(_knows_all(client, len(self.nodes)) for client in clients), "the cluster does not form")
+            for index, client in enumerate(clients[len(self.primaries) :]):
+                primary = clients[index % len(self.primaries)].execute_command("CLUSTER", "MYID")
+                client.execute_command("CLUSTER", "REPLICATE", primary)
+        if self.followers:
+            self.wait_until_whole()
         return self
+
+    def fail_over(self, index: int, *, frozen: bool) -> None:
+        """A primary dies, or only freezes; its replica takes its slots; then it comes back and follows."""
+        acting = [node for node in self.nodes if not _is_follower(node)]
+        old = acting[index % len(acting)]
+        old.pause() if frozen else old.kill()
+        others = [node for node in self.nodes if node is not old]
+        _until(lambda: sum(not _is_follower(node) for node in others) == len(self.primaries), "no new primary")
+        old.resume() if frozen else old.start()
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Every follower is up to date, and all agree on the slots."""
+        _until(self._is_whole, "the cluster does not get whole")
+
+    def _is_whole(self) -> bool:
+        following = [_is_follower(node) for node in self.nodes]
+        linked = [_is_linked(node) for node, follows in zip(self.nodes, following, strict=True) if follows]
+        return len(linked) == len(self.followers) and all(linked)
 
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()
 
     def flush(self) -> None:
-        for node in self.nodes:
+        for node in self.primaries:
             node.flush()
+
+
+def _is_follower(node: Server) -> bool:
+    with node.client() as client:
+        return bool(client.execute_command("ROLE")[0] != b"master")
 
 
 def _knows_all(client: Any, size: int) -> bool:

@@ -11,6 +11,7 @@ import aiohttp
 
 from common.events import TERMINAL, Ended, Failed, Recorded, Started, Tokens
 from common.request_state import RequestState, fold
+from common.transport import LogClient
 from tests.faults.answers import Answer, blocks_of
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
@@ -197,22 +198,25 @@ async def _wait_until_idle(deployment: Deployment, findings: Findings) -> None:
 
 async def leftovers(deployment: Deployment) -> list[str]:
     """What ended requests have left behind, in words."""
-    return await asyncio.to_thread(_queue_leftovers, deployment) + await asyncio.to_thread(_gauges, deployment)
+    return await _queue_leftovers(deployment.client) + await asyncio.to_thread(_gauges, deployment)
 
 
-def _queue_leftovers(deployment: Deployment) -> list[str]:
+async def _queue_leftovers(client: LogClient) -> list[str]:
     found = []
-    with deployment.server.client() as client:
-        for name in client.keys("headrace:*:q:*"):
-            length, pending = client.xlen(name), client.xpending(name, "engine")["pending"]
-            if length or pending:
-                found.append(f"{name.decode()}: {length} entries, {pending} pending")
-        for name in client.keys("headrace:*:load:*"):
-            found += [
-                f"{name.decode()}: {field.decode()} is {value.decode()}"
-                for field, value in client.hgetall(name).items()
-                if field.startswith(b"tokens:") and int(value)
-            ]
+    for name in await client.connections.scan("headrace:*:q:*"):
+        key = name.decode()
+        length = await client.command("XLEN", key, key=key)
+        pending = (await client.command("XPENDING", key, "engine", key=key))["pending"]
+        if length or pending:
+            found.append(f"{key}: {length} entries, {pending} pending")
+    for name in await client.connections.scan("headrace:*:load:*"):
+        key = name.decode()
+        load = await client.command("HGETALL", key, key=key)
+        found += [
+            f"{key}: {field.decode()} is {value.decode()}"
+            for field, value in load.items()
+            if field.startswith(b"tokens:") and int(value)
+        ]
     return found
 
 

@@ -23,11 +23,13 @@ from tests.faults.audit import Findings, Takeover, audit
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
 from tests.faults.features import FEATURES, SHORT_FEATURES
-from tests.faults.injector import KINDS, Injector
+from tests.faults.injector import SERVERS, Injector, kinds
 from tests.faults.nursery import Nursery
 from tests.faults.traffic import Goal, Traffic, undisturbed
+from tests.servers import Cluster, Server, Watched
 
 FSYNC = {"standard": "everysec", "strict": "always"}
+PAUSES = ("worker killed", "worker frozen")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,33 @@ class Plan:
     workers: int = 2
     forked: bool = True  # processes come out of a nursery: a restart costs little
     lease_s: float = float(LeaseSettings().lease_ttl_s)
+    layout: str = "single"  # or sentinel, cluster: the log fails over to a replica
+    links: bool = False  # the ways to a single log are hurt, too
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        return kinds(self.layout, has_links=self.links)
+
+    def server(self) -> Server | Watched | Cluster:
+        """The log of this plan, not started. Strict with replicas is WAIT for one of two; a cluster has one a shard,
+        and while that one is away strict refuses to go on."""
+        options = {"stream-node-max-bytes": "1024"}
+        if self.layout == "single":
+            return Server(fsync=FSYNC[self.durability], options=options)
+        if self.layout == "cluster":
+            return Cluster(3, replicas=1, options=options)
+        return Watched(2, options=options)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Of edges and workers."""
+        has_replicas = self.layout != "single" and self.durability == "strict"
+        return {
+            "durability": self.durability,
+            "strict_replicas": int(has_replicas),
+            "reader_timeout_s": 5.0,
+            "retention_s": 3 * 3600,
+        }
 
 
 @dataclass(frozen=True)
@@ -89,11 +118,11 @@ class Outcome:
             ("readers that resumed on a new connection", str(found.resumed_readers)),
             ("takeovers of a running request", str(len(found.takeovers))),
             ("… from workers that had no fault", str(self.unprovoked())),
-            *((kind, str(counts[kind])) for kind in KINDS),
+            *((kind, str(counts[kind])) for kind in self.plan.kinds),
             ("lost", str(found.lost)),
             ("events seen twice", str(found.repeated)),
             ("promises broken, in all", str(len(found.wrong))),
-            *((f"pause, {kind}: p50, p99, max", _percentiles(self.pauses(kind))) for kind in KINDS[:2]),
+            *((f"pause, {kind}: p50, p99, max", _percentiles(self.pauses(kind))) for kind in PAUSES),
         ]
         return ["| figure | value |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
 
@@ -117,19 +146,20 @@ async def run(plan: Plan, directory: Path) -> Outcome:
 
 
 async def _run(plan: Plan, directory: Path, rng: Random, nursery: Nursery | None) -> Outcome:
-    common = {"durability": plan.durability, "reader_timeout_s": 5.0, "retention_s": 3 * 3600}
+    common = plan.settings
     deployment = await Deployment.open(
         directory,
         edges=plan.edges,
         workers=plan.workers,
-        fsync=FSYNC[plan.durability],
+        server=plan.server(),
+        has_links=plan.links,
         worker={**common, "lease_ttl_s": plan.lease_s, "max_takeovers": 3},
         edge=common,
         nursery=nursery,
     )
     try:
         expected = await undisturbed(deployment, FEATURES + SHORT_FEATURES if plan.short else FEATURES)
-        injector = Injector(deployment, Random(rng.random()), every_s=plan.every_s, lease_s=plan.lease_s)
+        injector = Injector(deployment, Random(rng.random()), plan.kinds, every_s=plan.every_s, lease_s=plan.lease_s)
         traffic = Traffic(injector, Random(rng.random()), concurrency=plan.concurrency, is_short=plan.short)
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -158,8 +188,12 @@ def main() -> int:
     parser.add_argument(
         "--forked", action=argparse.BooleanOptionalAction, default=True, help="processes come out of a nursery"
     )
+    parser.add_argument("--layout", choices=sorted(SERVERS), default="single", help="what the log is")
+    parser.add_argument("--links", action="store_true", help="hurt the ways to a single log, too")
     parser.add_argument("--keep", action="store_true", help="keep the logs of all processes")
     given = vars(parser.parse_args())
+    if given["links"] and given["layout"] != "single":
+        parser.error("--links: the servers of a sentinel or a cluster tell their own addresses")
     keep = given.pop("keep")
     directory = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     try:

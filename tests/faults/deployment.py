@@ -14,9 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common.transport import LogClient, Reading, RedisSettings, Registry
 from tests.faults import tiny_model
+from tests.faults.links import Link
 from tests.faults.nursery import Child, Nursery
 from tests.servers import Server, free_port
 
@@ -77,9 +79,12 @@ class Deployment:
         edge: dict[str, object],
         worker_module: str,
         nursery: Nursery | None,
+        server: Any = None,
+        has_links: bool = False,
     ) -> None:
         self.directory = directory
-        self.server = Server(fsync=fsync)
+        self.server = server or Server(fsync=fsync)
+        self.links: dict[str, Link] = {}
         self.edges: list[Process] = []
         self.workers: list[Process] = []
         self.client: LogClient
@@ -90,6 +95,7 @@ class Deployment:
         self._started = {"worker": 0, "edge": 0}
         self._every: list[Process] = []
         self._nursery = nursery
+        self._has_links = has_links
 
     @classmethod
     async def open(
@@ -103,9 +109,13 @@ class Deployment:
         edge: dict[str, object] | None = None,
         worker_module: str = "",
         nursery: Nursery | None = None,
+        server: Any = None,
+        has_links: bool = False,
     ) -> Deployment:
         """``worker`` and ``edge``: settings beside the usual ones, by field name. ``worker_module``: what is run
-        instead of ``headrace worker``. ``nursery``: forks the processes, instead of starting each afresh."""
+        instead of ``headrace worker``. ``nursery``: forks the processes, instead of starting each afresh.
+        ``server``: a `Server`, `Watched` or `Cluster` that is not started yet. ``has_links``: every process has a way
+        to the log of its own (`links`, by name of the process) that can be hurt; of a single server only."""
         made = cls(
             directory,
             fsync=fsync,
@@ -113,6 +123,8 @@ class Deployment:
             edge=edge or {},
             worker_module=worker_module,
             nursery=nursery,
+            server=server,
+            has_links=has_links,
         )
         try:
             tiny_model.write_tiny_model(directory / tiny_model.NAME)
@@ -167,6 +179,7 @@ class Deployment:
     async def close(self) -> None:
         for process in self._every:
             process.kill()
+        await asyncio.gather(*(link.close() for link in self.links.values()))
         if hasattr(self, "client"):
             await self.client.close()
         self.server.stop()
@@ -187,7 +200,7 @@ class Deployment:
         self._started[kind] += 1
         name, port = f"{kind}-{self._started[kind]}", free_port()
         given = {
-            "redis_url": self.server.url,
+            "redis_url": self._way_to_the_log(name),
             "partitions": 4,
             "log_format": "json",
             port_field: port,
@@ -201,6 +214,12 @@ class Deployment:
         among.append(process)
         self._every.append(process)
         return process
+
+    def _way_to_the_log(self, name: str) -> str:
+        if not self._has_links:
+            return str(self.server.url)
+        self.links[name] = Link(self.server.port)
+        return f"redis://127.0.0.1:{self.links[name].port}/0"
 
     def _run(self, words: tuple[str, ...], environ: dict[str, str], log: Path) -> subprocess.Popen[bytes] | Child:
         if self._nursery is not None:

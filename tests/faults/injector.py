@@ -8,22 +8,33 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from tests.faults.deployment import START_S, Deployment, Process
+from tests.servers import Cluster
 
-KINDS = (
-    "worker killed",
-    "worker frozen",
-    "worker stopped",
-    "edge killed",
-    "edge frozen",
-    "edge stopped",
-    "server killed",
-    "server frozen",
-)
-_WEIGHTS = (5, 3, 2, 3, 1, 2, 2, 1)
+PROCESSES = {
+    "worker killed": 5,
+    "worker frozen": 3,
+    "worker stopped": 2,
+    "edge killed": 3,
+    "edge frozen": 1,
+    "edge stopped": 2,
+}
+LINKS = {f"{kind} link {hurt}": 1 for kind in ("worker", "edge") for hurt in ("cut", "stalled", "slow", "torn")}
+SERVERS = {
+    "single": {"server killed": 2, "server frozen": 1},
+    "sentinel": {"primary killed": 2, "primary frozen": 1},
+    "cluster": {"primary killed": 2, "primary frozen": 1},
+}
 _AT_ONCE = 4  # faults that may be under way together
+_SLOW_S = 0.15
+
+
+def kinds(layout: str, *, has_links: bool) -> dict[str, int]:
+    """What may happen to a deployment, with weights."""
+    return PROCESSES | (LINKS if has_links else {}) | SERVERS[layout]
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,11 @@ class Fault:
 class Injector:
     """Hurts one process after another; start `run` as a task; it ends after `stop`."""
 
-    def __init__(self, deployment: Deployment, rng: Random, *, every_s: float, lease_s: float) -> None:
+    def __init__(
+        self, deployment: Deployment, rng: Random, kinds: dict[str, int], *, every_s: float, lease_s: float
+    ) -> None:
         self.faults: list[Fault] = []
+        self._kinds = kinds
         self._deployment = deployment
         self._rng = rng
         self._every_s = every_s
@@ -58,6 +72,9 @@ class Injector:
             "edge stopped": lambda: self._stop(self._deployment.edges),
             "server killed": self._kill_server,
             "server frozen": self._freeze_server,
+            "primary killed": lambda: self._fail_over(frozen=False),
+            "primary frozen": lambda: self._fail_over(frozen=True),
+            **{kind: partial(self._hurt_link, kind) for kind in LINKS},
         }
 
     @property
@@ -66,7 +83,7 @@ class Injector:
 
     @property
     def had_every_kind(self) -> bool:
-        return set(self.counts) == set(KINDS)
+        return set(self.counts) == set(self._kinds)
 
     def edges(self) -> list[Process]:
         """Those a balancer would send clients to; some may have died a moment ago."""
@@ -85,9 +102,10 @@ class Injector:
         self._is_over.set()
 
     async def _hurt(self) -> None:
-        first = self._rng.sample(KINDS, len(KINDS))
+        every, weights = list(self._kinds), list(self._kinds.values())
+        first = self._rng.sample(every, len(every))
         while not self._is_over.is_set():
-            kind = first.pop() if first else self._rng.choices(KINDS, _WEIGHTS)[0]
+            kind = first.pop() if first else self._rng.choices(every, weights)[0]
             await self._places.acquire()
             self._tasks.create_task(self._act(kind))
             pause = self._rng.uniform(0.4, 1.6) * self._every_s
@@ -156,6 +174,35 @@ class Injector:
             self._deployment.server.pause()
             await asyncio.sleep(self._lease_s * self._rng.uniform(0.5, 2.5))
             self._deployment.server.resume()
+
+    async def _fail_over(self, *, frozen: bool) -> None:
+        """Another server becomes the primary, and the old one comes back as its replica."""
+        async with self._server:
+            self._note(f"primary {'frozen' if frozen else 'killed'}", "server")
+            server = self._deployment.server
+            if isinstance(server, Cluster):
+                await asyncio.to_thread(server.fail_over, self._rng.randrange(3), frozen=frozen)
+            else:
+                await asyncio.to_thread(server.fail_over, frozen=frozen)
+
+    async def _hurt_link(self, kind: str) -> None:
+        """The process lives on, and cannot reach the log, or badly: shorter and longer than a lease."""
+        whose, _, hurt = kind.split()
+        victim = await self._victim(self._deployment.workers if whose == "worker" else self._deployment.edges)
+        link = self._deployment.links[victim.name]
+        self._note(kind, victim.name)
+        match hurt:
+            case "cut":
+                link.cut()
+            case "stalled":
+                link.stall()
+            case "slow":
+                link.slow(_SLOW_S)
+            case "torn":
+                link.tear()
+        await asyncio.sleep(self._lease_s * self._rng.uniform(0.3, 3.0))
+        link.mend()
+        self._ready.add(victim.name)
 
     def _start(self, kind: str) -> Process:
         return self._deployment.start_edge() if kind == "edge" else self._deployment.start_worker()

@@ -14,36 +14,9 @@ import pytest
 from tests.faults.answers import Answer
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
-from tests.servers import Sentinel, Server
 
 LEASE_S = 1.0
 Operate = Callable[..., Awaitable[Deployment]]
-
-
-class Watched:
-    """A primary with replicas, watched by one sentinel."""
-
-    def __init__(self, replicas: int) -> None:
-        self.primary = Server(fsync="everysec")
-        options = {"replicaof": f"127.0.0.1 {self.primary.port}"}
-        self.replicas = [Server(fsync="everysec", options=options) for _ in range(replicas)]
-        self.sentinel = Sentinel(self.primary)
-
-    @property
-    def url(self) -> str:
-        return self.sentinel.url
-
-    def start(self) -> Watched:
-        for server in (self.primary, *self.replicas):
-            server.start()
-        self.primary.wait_for_replica()
-        self.sentinel.start()
-        self.sentinel.wait_for_replica()
-        return self
-
-    def stop(self) -> None:
-        for server in (self.sentinel, *self.replicas, self.primary):
-            server.stop()
 
 
 @pytest.fixture
@@ -52,14 +25,9 @@ async def operate(tmp_path: Path) -> AsyncIterator[Operate]:
     async with AsyncExitStack() as stack:
 
         async def opened(server: Any = None, *, worker: dict[str, Any] | None = None, **options: Any) -> Deployment:
-            class OnServer(Deployment):
-                def __init__(self, *args: Any, **settings: Any) -> None:
-                    super().__init__(*args, **settings)
-                    if server is not None:
-                        self.server.stop()
-                        self.server = server
-
-            made = await OnServer.open(tmp_path, worker={"lease_ttl_s": LEASE_S, **(worker or {})}, **options)
+            made = await Deployment.open(
+                tmp_path, server=server, worker={"lease_ttl_s": LEASE_S, **(worker or {})}, **options
+            )
             stack.push_async_callback(made.close)
             return made
 

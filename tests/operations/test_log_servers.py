@@ -17,8 +17,8 @@ from tests.faults.client import Client, Transcript
 from tests.faults.deployment import Deployment
 from tests.faults.features import Feature, feature
 from tests.faults.traffic import undisturbed
-from tests.operations.conftest import Operate, Watched, assert_whole, session
-from tests.servers import Cluster, Server
+from tests.operations.conftest import Operate, assert_whole, session
+from tests.servers import Cluster, Server, Watched
 
 pytestmark = [pytest.mark.e2e]
 LONG = Feature("long", fields={"temperature": 1.0, "max_tokens": 3000, "seed": 5})
