@@ -290,12 +290,15 @@ def _get(url: str, key: str = "") -> str:
 
 
 def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str) -> None:
-    """Say where it is, with a line to try it; the same for programs in ``serve.json``."""
+    """Say where it is, with a line to try it; the same for programs in ``serve.json``. Raises `StartFailed`."""
     url = plan.urls[0]
     facts = {"url": url, "urls": plan.urls, "model": name, "pid": os.getpid(), "children": supervisor.pids()}
     partial = state_dir / "serve.json.partial"
-    partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    partial.replace(state_dir / "serve.json")
+    try:
+        partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        partial.replace(state_dir / "serve.json")
+    except OSError as error:
+        raise StartFailed(f"{state_dir / 'serve.json'} cannot be written: {error.strerror}") from error
     body = {"model": name, "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 40, "stream": True}
     key = ["  -H 'Authorization: Bearer YOUR_KEY' \\"] if plan.key else []
     lines = [

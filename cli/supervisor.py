@@ -128,7 +128,10 @@ class Supervisor:
             preexec_fn=lambda: _die_with(parent),
         )
         child.started_at = self._clock()
-        self._pid_file(child).write_text(f"{child.process.pid}\n", encoding="ascii")
+        try:
+            self._pid_file(child).write_text(f"{child.process.pid}\n", encoding="ascii")
+        except OSError as error:  # a full disk is no reason to stop the others
+            self._say(f"{child.spec.name} runs without a pid file: {error.strerror}")
 
     def _bury(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
         how, words = _how(process.returncode), last_words.read(self._words_file(child))

@@ -18,6 +18,7 @@ from engine_worker.sampling.grammar_masks import GrammarCompiler
 from engine_worker.sampling.sampler import Sampler
 from engine_worker.scheduler.scheduler import Scheduler
 from engine_worker.sequence import Sequence
+from engine_worker.weights.nonsense import refused_as_nonsense
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Assembly:
 def load_engine(settings: EngineSettings) -> Assembly:
     """Load the model and size the cache by what memory is left. Raises what `load_engine_model` and `plan_kv_cache`
     raise: all of it `ConfigError`."""
-    model = load_engine_model(settings.model, settings.compute)
+    with refused_as_nonsense(settings.model.model):
+        model = load_engine_model(settings.model, settings.compute)
     free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else None
     plan = plan_kv_cache(settings.kv_cache, model.ops, model.config, model.max_model_len, free)
     return assemble(
@@ -85,7 +87,8 @@ def assemble(
         max_model_len=plan.max_model_len,
         enable_prefix_caching=enable_prefix_caching,
     )
-    grammars = GrammarCompiler(model.tokenizer_json, model.vocab_size, model.eos_token_ids)
+    with refused_as_nonsense(model.root):
+        grammars = GrammarCompiler(model.tokenizer_json, model.vocab_size, model.eos_token_ids)
     capture = cuda_capture(model) if cuda_graphs else None
     sampler = Sampler(model.vocab_size, grammars)
     runner = ModelRunner(model, plan, scheduler, kv_cache.block_tables, sampler, capture=capture)

@@ -75,6 +75,14 @@ def test_children_are_started_and_their_pids_are_on_disk(world: World) -> None:
     assert int((world.run_dir / "worker-2.pid").read_text(encoding="ascii")) == pids["worker-2"]
 
 
+def test_a_child_runs_without_a_pid_file_where_none_can_be_written(world: World) -> None:
+    (world.run_dir / "worker-1.pid").mkdir(parents=True)
+    supervisor = world.start(SLEEP)
+    assert is_alive(supervisor.pids()["worker-1"])
+    assert "without a pid file" in world.said[-1]
+    (world.run_dir / "worker-1.pid").rmdir()
+
+
 def test_a_child_that_dies_is_restarted_after_a_growing_wait_and_says_so(world: World) -> None:
     supervisor = world.start(SLEEP)
     supervisor.all_ready()
