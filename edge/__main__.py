@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from common import last_words
+from common import garbage, last_words
 from common.config import Settings, load_or_exit
 from common.errors import ConfigError, LogUnavailable
 from common.telemetry.logging import configure_logging, get_logger
 from common.telemetry.settings import FederationSettings, TelemetrySettings
 from common.telemetry.tracing import Tracing
 from common.transport import LogClient, RedisSettings
-from edge import garbage
 from edge.app import EdgeSettings, create_app
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
 from edge.lifecycle import Lifecycle

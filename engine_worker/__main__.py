@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from common import last_words
+from common import garbage, last_words
 from common.config import Loaded, Settings, load_or_exit
 from common.errors import ConfigError
 from common.model_card import ModelCard
@@ -100,6 +100,7 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         tracing=tracing,
     )
     listener = _listen(metrics_server, metrics, worker)
+    garbage.settle()
     try:
         return worker.run()
     finally:

@@ -1,4 +1,4 @@
-"""Python's collector of cycles, told what an edge is like: many small objects that live as long as a stream does."""
+"""Python's collector of cycles, told what a server is like: many small objects that live as long as a stream does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ THRESHOLDS: Final = (10_000, 10, 20)
 
 
 def settle() -> None:
-    """To be called once a process is built: what is there stays, and is not looked at again."""
+    """To be called once a process is built: what is there stays, and is not looked at again.
+
+    Code alone is 200,000 objects in a worker: walking over them took 0.1 to 0.6 s, in which nothing was computed.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
