@@ -18,6 +18,9 @@ _ACTIVATIONS: Final = {
 }
 
 
+MAX_LAYERS: Final = 10_000  # what is kept for each layer must not take the memory before that is looked at
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How the models of one ``model_type`` differ from Llama; what config.json leaves out."""
@@ -117,7 +120,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_positive(config, "intermediate_size"),
-        num_layers=_positive(config, "num_hidden_layers"),
+        num_layers=_positive(config, "num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
@@ -140,10 +143,12 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _positive(config: Mapping[str, Any], name: str) -> int:
+def _positive(config: Mapping[str, Any], name: str, most: int | None = None) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"config.json: {name} must be a positive whole number, it is {value!r}", param="model")
+    if most is not None and value > most:
+        raise UnsupportedModel(f"config.json: {name} is {value}, served are at most {most}", param="model")
     return value
 
 
@@ -157,7 +162,7 @@ def _activation(config: Mapping[str, Any], family: Family) -> Activation:
 
 
 def _windows(config: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
-    num_layers = int(config["num_hidden_layers"])
+    num_layers = _positive(config, "num_hidden_layers", MAX_LAYERS)
     window = config.get("sliding_window")
     if model_type in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
         window = None

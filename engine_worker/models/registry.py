@@ -8,7 +8,7 @@ from typing import Final, Literal, Protocol
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
+from common.errors import ConfigError, UnsupportedModel
 from engine_worker.kernels.ops import AttentionMetadata, KvCache, Ops
 from engine_worker.models.config import FAMILIES, DecoderConfig
 from engine_worker.models.layers import WeightSource
@@ -16,6 +16,7 @@ from engine_worker.models.llama import LlamaDecoder
 
 _BYTES_PER_WEIGHT: Final = {"int8": 34 / 32, "int4": 20 / 32}  # values and the scales of their groups
 _STRETCHABLE: Final = ("linear", "dynamic", "yarn")
+MAX_POSITIONS: Final = 1 << 24  # as long as max_model_len may be
 
 
 class ModelShape(Protocol):
@@ -61,7 +62,7 @@ def build_decoder(
 def model_length(config: DecoderConfig, asked: int) -> int:
     """Longest sequence to serve: ``asked``, or the model's own context length when that is 0.
 
-    Raises `ConfigError` when the model's positions do not reach so far.
+    Raises `ConfigError` when the model's positions do not reach so far, or without end.
     """
     rope = config.rope
     stretched = int(rope.original_positions * rope.factor) if rope.kind in _STRETCHABLE else config.max_positions
@@ -72,6 +73,11 @@ def model_length(config: DecoderConfig, asked: int) -> int:
     if asked > limit:
         raise ConfigError(
             f"max_model_len is {asked}, but the model's positions reach to {limit}: lower max_model_len",
+            param="max_model_len",
+        )
+    if not asked and own > MAX_POSITIONS:
+        raise UnsupportedModel(
+            f"the model names {own} positions, more than anybody has memory for: give max_model_len",
             param="max_model_len",
         )
     return asked or own

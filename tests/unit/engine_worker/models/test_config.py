@@ -84,6 +84,15 @@ def test_what_is_refused_is_named(changes: dict[str, Any], named: str) -> None:
         parse_config({**_LLAMA, **changes})
 
 
+def test_counts_without_end_are_refused_before_anything_is_made_of_them() -> None:
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
+        parse_config(_LLAMA | {"num_hidden_layers": 2**31 - 1})
+    endless = parse_config(_LLAMA | {"max_position_embeddings": 2**31 - 1})
+    with pytest.raises(UnsupportedModel, match="give max_model_len"):
+        model_length(endless, 0)
+    assert model_length(endless, 4096) == 4096
+
+
 def test_the_length_that_is_served() -> None:
     config = parse_config(_LLAMA)
     assert model_length(config, 0) == 8192
