@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from common.errors import LogUnavailable
+from common import last_words
+from common.errors import ConfigError, Fenced, LogUnavailable
 from common.model_card import ModelCard
 from common.telemetry.logging import get_logger
 from common.telemetry.metrics import WorkerMetrics
@@ -150,6 +151,10 @@ class IoLoop:
             self._loop.run_until_complete(self._main())
         except asyncio.CancelledError:
             log.info("I/O abandoned", worker=self.name)
+        except (ConfigError, Fenced) as error:  # another worker has the name, or serves other weights
+            self.failure = error
+            last_words.leave(error.message)
+            log.error("cannot serve", worker=self.name, reason=error.message)
         except BaseException as error:  # the thread's outermost frame: the worker ends with this failure
             self.failure = error
             log.exception("I/O failed", worker=self.name)
@@ -178,7 +183,7 @@ class IoLoop:
     async def _serve(self, client: LogClient) -> None:
         lease = client.lease(self.name, self._settings.lease.lease_ttl_s)
         keeper = LeaseKeeper(lease, self._step_loop.progress, self._metrics, self._on_lease_lost)
-        await asyncio.to_thread(keeper.acquire, 2 * lease.ttl_s + 5)
+        await self._take(keeper, 2 * lease.ttl_s + 5)
         self._keeper = keeper
         card = self._served.card
         ownership = Ownership(client, model=card.name, lease=lease, max_attempts=self._settings.worker.max_takeovers)
@@ -195,6 +200,15 @@ class IoLoop:
             await self._run_tasks(parts)
         finally:
             waker.close()
+
+    async def _take(self, keeper: LeaseKeeper, timeout_s: float) -> None:
+        try:
+            await asyncio.to_thread(keeper.acquire, timeout_s)
+        except Fenced as error:
+            raise Fenced(
+                f"worker_name: a live worker has the name {self.name!r} already; give this one another "
+                "(--worker-name), or none to draw one"
+            ) from error
 
     def _make_intake(self, ownership: Ownership, output: OutputStage) -> Intake:
         card, served = self._served.card, self._served

@@ -135,6 +135,20 @@ async def test_a_second_sigterm_ends_the_process_at_once(fleet: Fleet) -> None:
     assert await fleet.exit_code("w1", 4.0) == 1
 
 
+async def test_a_name_that_a_live_worker_has_is_refused_in_one_line(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.02)
+    first = fleet.workers["w1"]
+    made = await fleet.submit(1, max_tokens=30)
+    await fleet.start("w1")  # the name is live: that of the first
+    second, fleet.workers["w1"] = fleet.workers["w1"], first
+    assert await asyncio.to_thread(second.wait, 60) == 1
+    log = fleet.log_of("w1")
+    assert "worker_name: a live worker has the name 'w1' already; give this one another (--worker-name)" in log
+    assert "Traceback" not in log
+    await assert_exact(made, await fleet.events(made))
+    assert first.poll() is None
+
+
 async def test_a_failing_engine_gives_its_lease_up_at_once(fleet: Fleet) -> None:
     await fleet.start("w1", step_s=0.01, fake_fail_at=20, lease_ttl_s=30)
     made = await fleet.submit(1, max_tokens=60)
