@@ -47,6 +47,19 @@ async def test_attach_says_that_somebody_reads(world: World) -> None:
     assert (await world.reading.status(request.request_id)).edges[0] == "edge-18"
 
 
+async def test_many_requests_are_asked_at_once_how_far_they_are(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.transport.reading._BATCH", 2)
+    worker = await world.worker("w1")
+    expected: dict[str, int | None] = {world.request().request_id: None}
+    for length in range(1, 6):
+        request = await world.submit_new()
+        await worker.append(await worker.claim_one(), 1, started(1), *(tokens(1, k) for k in range(length - 1)))
+        expected[request.request_id] = length
+    waiting = await world.submit_new()
+    expected[waiting.request_id] = 0
+    assert await world.reading.lengths(expected) == expected
+
+
 async def test_an_unknown_request_has_expired(world: World) -> None:
     request_id = world.request().request_id
     with pytest.raises(StreamExpired):

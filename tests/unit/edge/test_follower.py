@@ -212,3 +212,33 @@ def test_what_is_put_aside_during_a_read_counts_too_and_is_let_go_with_it() -> N
     assert tally.held == len(encode(event(4)))
     reader.drop()
     assert tally.held == 0
+
+
+def test_news_go_to_who_takes_them_directly_once_for_all_that_came_together() -> None:
+    reader = follower()
+    direct: list[list[int]] = []
+    reader.direct = lambda: direct.append(numbers(reader.take()))
+    for batch in ((1,), (2, 3), (3,)):
+        offer(reader, *batch)
+        reader.flush()
+    assert (direct, reader.take()) == ([[1], [2, 3]], [])
+
+
+async def test_what_nobody_took_directly_is_there_for_the_reader() -> None:
+    reader = follower()
+    reader.direct = lambda: reader.put_back(reader.take())
+    waiting = asyncio.ensure_future(reader.changed())
+    await asyncio.sleep(0)
+    offer(reader, 1, 2)
+    reader.flush()
+    await waiting
+    offer(reader, 3)
+    assert numbers(reader.take()) == [1, 2, 3]
+
+
+def test_a_reader_that_has_to_stop_gets_no_news() -> None:
+    reader = follower()
+    reader.direct = lambda: pytest.fail("it was interrupted")
+    reader.interrupt(ModelUnavailable("closing"))
+    offer(reader, 1)
+    reader.flush()
