@@ -203,13 +203,13 @@ async def leftovers(deployment: Deployment) -> list[str]:
 
 async def _queue_leftovers(client: LogClient) -> list[str]:
     found = []
-    for name in await client.connections.scan("headrace:*:q:*"):
+    for name in await client.retrying(lambda: client.connections.scan("headrace:*:q:*")):
         key = name.decode()
         length = await client.command("XLEN", key, key=key)
         pending = (await client.command("XPENDING", key, "engine", key=key))["pending"]
         if length or pending:
             found.append(f"{key}: {length} entries, {pending} pending")
-    for name in await client.connections.scan("headrace:*:load:*"):
+    for name in await client.retrying(lambda: client.connections.scan("headrace:*:load:*")):
         key = name.decode()
         load = await client.command("HGETALL", key, key=key)
         found += [

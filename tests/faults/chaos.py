@@ -29,6 +29,7 @@ from tests.faults.traffic import Goal, Traffic, undisturbed
 from tests.servers import Cluster, Server, Watched
 
 FSYNC = {"standard": "everysec", "strict": "always"}
+_REPLICAS = 2
 PAUSES = ("worker killed", "worker frozen")
 
 
@@ -56,22 +57,22 @@ class Plan:
         return kinds(self.layout, has_links=self.links)
 
     def server(self) -> Server | Watched | Cluster:
-        """The log of this plan, not started. Strict with replicas is WAIT for one of two; a cluster has one a shard,
-        and while that one is away strict refuses to go on."""
+        """The log of this plan, not started."""
         options = {"stream-node-max-bytes": "1024"}
         if self.layout == "single":
             return Server(fsync=FSYNC[self.durability], options=options)
         if self.layout == "cluster":
             return Cluster(3, replicas=1, options=options)
-        return Watched(2, options=options)
+        return Watched(_REPLICAS, options=options)
 
     @property
     def settings(self) -> dict[str, object]:
         """Of edges and workers."""
-        has_replicas = self.layout != "single" and self.durability == "strict"
+        # Every replica that may be promoted has to acknowledge: one that has not can still become the primary.
+        replicas = {"single": 0, "sentinel": _REPLICAS, "cluster": 1}[self.layout]
         return {
             "durability": self.durability,
-            "strict_replicas": int(has_replicas),
+            "strict_replicas": replicas if self.durability == "strict" else 0,
             "reader_timeout_s": 5.0,
             "retention_s": 3 * 3600,
         }
