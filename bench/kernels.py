@@ -1,10 +1,10 @@
 """Speed of the native CPU kernels against plain torch, interleaved in one run.
 
-    python -m bench.kernels [linear|attention|step ...] [--formats bf16,int8,int4] [--seconds 0.5]
+    python -m bench.kernels [linear|attention|step ...] [--formats bf16,int8,int4] [--seconds 0.5] [--against DIR]
 
 Shapes are SmolLM2-135M's with random weights; all layers have weights of their own, so that these come from memory as
 in real decoding. Each figure is the best of many repeats in milliseconds; torch runs in bf16. On a shared machine only
-ratios of one run mean anything.
+ratios of one run mean anything. DIR holds the native sources of another version: they run in turn with these.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine_worker.kernels.build import BuildSettings
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import (
     Activation,
@@ -157,6 +159,7 @@ BATCHES = (
     Batch("decode 32 @128", ((1, 128),) * 32),
     Batch("decode 1 @4096", ((1, 4096),)),
     Batch("decode 32 @1024", ((1, 1024),) * 32),
+    Batch("decode 64 @128", ((1, 128),) * 64),
     Batch("prefill 512", ((512, 512),)),
     Batch("prefill 512 + 8 decodes", ((512, 512),) + ((1, 128),) * 8),
 )
@@ -240,11 +243,15 @@ def main() -> None:
     parser.add_argument("what", nargs="*", help="linear, attention, step; none given: all")
     parser.add_argument("--formats", default="bf16,int8,int4")
     parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--against", type=Path, help="native sources of another version, run in turn with these")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     num_blocks = max(batch.num_blocks for batch in BATCHES)
     models = {"torch": Model(TorchOps(torch.bfloat16), num_blocks)}
     for weight_format in args.formats.split(","):
+        if args.against:
+            other = CpuOps(weight_format, build=BuildSettings(source_dir=args.against))
+            models[f"{weight_format} before"] = Model(other, num_blocks)
         models[weight_format] = Model(CpuOps(weight_format), num_blocks)
     for what in args.what or BENCHES:
         BENCHES[what](models, args.seconds)

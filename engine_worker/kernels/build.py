@@ -60,6 +60,7 @@ class BuildSettings:
     cache_dir: Path = field(default_factory=_user_cache)
     compiler: str = "g++"  # name or path of a GCC or Clang C++ compiler
     cpuinfo: Path = Path("/proc/cpuinfo")
+    source_dir: Path = SOURCE_DIR  # another version's, to compare the two in one run
 
 
 def missing_cpu_flags(cpuinfo: Path) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def _key(settings: BuildSettings) -> str:
     digest.update(_compiler_version(settings).encode())
     digest.update(" ".join(COMPILE_FLAGS).encode())
     for name in SOURCES:
-        digest.update((SOURCE_DIR / name).read_bytes())
+        digest.update((settings.source_dir / name).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -122,7 +123,7 @@ def _compile(settings: BuildSettings, path: Path) -> None:
     log.info("kernels_compile", compiler=settings.compiler, into=path.name, note="once, about 10 s")
     with tempfile.TemporaryDirectory(dir=settings.cache_dir) as work:
         part, library = Path(work) / "cpu.o", Path(work) / "kernels.so"
-        _run([settings.compiler, *COMPILE_FLAGS, "-c", str(SOURCE_DIR / "cpu.cpp"), "-o", str(part)])
+        _run([settings.compiler, *COMPILE_FLAGS, "-c", str(settings.source_dir / "cpu.cpp"), "-o", str(part)])
         _run([settings.compiler, "-shared", str(part), "-o", str(library)])  # no -fopenmp: see the module
         library.replace(path)
 

@@ -363,12 +363,12 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
   const std::vector<Item>& items = a.schedule.items;
   const long n = (long)items.size();
   team.each_ahead(n, [&](long i, long then) {
-    const Item& it = items[n - 1 - i];  // the last tiles of a prompt see most: longest first
+    const Item& it = items[i];
     Tile<T> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, {}, {}};
     const long start = step.query_start[it.sequence], before = tokens_before(step, it.sequence);
     auto coming = [&](int chunk) {
       if (chunk + 1 < it.chunk1) return coming_chunk(it, chunk + 1, s, step);
-      return then < n ? coming_chunk(items[n - 1 - then], items[n - 1 - then].chunk0, s, step) : Coming{};
+      return then < n ? coming_chunk(items[then], items[then].chunk0, s, step) : Coming{};
     };
     for (int r = 0; r < it.rows; r++) {
       const long row = it.row0 + r, token = row / G;

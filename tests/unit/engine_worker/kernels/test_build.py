@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from engine_worker.kernels.build import CPU_FLAGS, BuildSettings, KernelsUnavailable, build, missing_cpu_flags
+from engine_worker.kernels.build import (
+    CPU_FLAGS,
+    SOURCE_DIR,
+    BuildSettings,
+    KernelsUnavailable,
+    build,
+    missing_cpu_flags,
+)
 from engine_worker.kernels.cpu import CpuOps
 from tests.unit.engine_worker.kernels.native import needs_native
 
@@ -70,6 +78,18 @@ def test_many_at_once_compile_once_and_later_ones_not_at_all(tmp_path: Path) -> 
     assert len(paths) == 1
     assert build(settings).read_text() == "built\n"
     assert (tmp_path / "calls").read_text().count("call") == 2  # one compile, one link
+
+
+def test_other_sources_are_another_library(tmp_path: Path) -> None:
+    copy = tmp_path / "sources"
+    shutil.copytree(SOURCE_DIR, copy)
+    (copy / "simd.h").write_text("// changed\n")
+    usual = {
+        "cache_dir": tmp_path / "cache",
+        "compiler": compiler(tmp_path / "cc", COUNTING),
+        "cpuinfo": cpuinfo(tmp_path / "cpuinfo", ALL_FLAGS),
+    }
+    assert build(BuildSettings(**usual)) != build(BuildSettings(**usual, source_dir=copy))
 
 
 def test_ops_of_a_machine_without_kernels_say_so(tmp_path: Path) -> None:
