@@ -187,7 +187,8 @@ class _Served:
         )
         before, started = sum(self._live.cpu_by_part().values()), time.perf_counter()
         others = Disturbance()
-        figures, _, _ = asyncio.run(run(settings))
+        # llama.cpp's server announces that it keeps connections, and closes them after a stream.
+        figures, _, _ = asyncio.run(run(settings, keep_alive=False))
         used = (sum(self._live.cpu_by_part().values()) - before) / (time.perf_counter() - started)
         return Sample.of(figures, max(0.0, others.cores() - used))
 

@@ -103,12 +103,16 @@ def settled(settings: BenchServeSettings) -> BenchServeSettings:
     return settings.model_copy(update=asdict(WORKLOADS[settings.workload]))
 
 
-async def run(settings: BenchServeSettings) -> tuple[Figures, list[Outcome], Target]:
-    """Warm up, send the load, and summarise. Raises `ConfigError` when the server or the model is not there."""
+async def run(settings: BenchServeSettings, *, keep_alive: bool = True) -> tuple[Figures, list[Outcome], Target]:
+    """Warm up, send the load, and summarise. Raises `ConfigError` when the server or the model is not there.
+
+    Without ``keep_alive`` each request has a connection of its own.
+    """
     rng = random.Random(settings.bench_seed)
     prose = Prose(corpus=settings.corpus, tokenizer=settings.bench_tokenizer)
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s, sock_connect=30)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(limit=0, force_close=not keep_alive)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         target = await _find_target(session, settings)
         overhead = await _template_tokens(session, target, prose)
         target = replace(target, system=prose.cut(rng, settings.system_tokens) if settings.system_tokens else "")
