@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -52,8 +53,9 @@ class Pair:
 class FrontDoor:
     """Every pair of every round, and where the time of the served runs went."""
 
-    pairs: dict[str, list[Pair]] = field(default_factory=lambda: {name: [] for name in _WORKLOADS})
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
     cpu_us_per_token: dict[str, list[float]] = field(default_factory=dict)  # at C, by process
+    log_us_per_token: dict[str, list[float]] = field(default_factory=dict)  # CPU of the log server, by workload
     means_ms: dict[str, list[float]] = field(default_factory=dict)  # over all, of the servers' own histograms
 
     def __str__(self) -> str:
@@ -72,12 +74,22 @@ class FrontDoor:
         lines += [
             "CPU us for each output token at C: "
             + ", ".join(f"{part} {median(values):.0f}" for part, values in self.cpu_us_per_token.items()),
+            "CPU us of the log server for each output token: "
+            + ", ".join(f"{name} {median(values):.0f}" for name, values in self.log_us_per_token.items()),
             "means: " + ", ".join(f"{name} {median(values):.2f} ms" for name, values in self.means_ms.items()),
         ]
         return "\n".join(lines)
 
 
-def front_door(quantization: Quantization, model_dir: Path, *, rounds: int, seed: int, minutes: float) -> FrontDoor:
+def front_door(
+    quantization: Quantization,
+    model_dir: Path,
+    *,
+    rounds: int,
+    seed: int,
+    minutes: float,
+    workloads: Sequence[WorkloadName] = _WORKLOADS,
+) -> FrontDoor:
     """Engine and server take turns workload by workload, so that both meet the same minute of the machine.
 
     At least one round; no new one after ``minutes``. Raises `ServerFailed` and `HeadraceError`.
@@ -101,11 +113,11 @@ def front_door(quantization: Quantization, model_dir: Path, *, rounds: int, seed
         for turn in range(rounds):
             if turn and time.monotonic() > deadline:
                 break
-            for name in _WORKLOADS:
+            for name in workloads:
                 rng = random.Random(f"{seed + turn} {name}")
                 engine = in_process.run(assembly, WORKLOADS[name], prose, rng, reference)
                 served, others = _serve(report, live, name, seed + turn, model_dir)
-                report.pairs[name].append(_pair(engine.figures, served, max(engine.other_cores, others)))
+                report.pairs.setdefault(name, []).append(_pair(engine.figures, served, max(engine.other_cores, others)))
         _note_means(report, before, _histograms(live.url))
     return report
 
@@ -124,8 +136,9 @@ def _serve(report: FrontDoor, live: Running, name: WorkloadName, seed: int, mode
     figures, outcomes, _ = asyncio.run(run(settings))
     spent = {part: total - cpu.get(part, 0.0) for part, total in live.cpu_by_part().items()}
     other_cores = max(0.0, others.cores() - sum(spent.values()) / (time.perf_counter() - started))
+    tokens = sum(outcome.output_tokens for outcome in outcomes)
+    report.log_us_per_token.setdefault(name, []).append(1e6 * spent.get("log", 0.0) / tokens)
     if name == "C":
-        tokens = sum(outcome.output_tokens for outcome in outcomes)
         for part, seconds in (*sorted(spent.items()), ("client", time.process_time() - client)):
             report.cpu_us_per_token.setdefault(part, []).append(1e6 * seconds / tokens)
     return figures, other_cores
