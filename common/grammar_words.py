@@ -14,11 +14,13 @@ _TOO_LARGE: Final = (
     "it is too large to be followed: it repeats too often, or allows too much at one place; use smaller repetitions"
 )
 _NOTHING: Final = "nothing can match it"
+_MALFORMED: Final = "it cannot be compiled"
 _PLAIN: Final = tuple(
     (re.compile(pattern, re.DOTALL), words)
     for pattern, words in (
         (r"^(?:parser|lexer) error: .*(?:[Tt]oo many|fuel|too large|limit).*", _TOO_LARGE),
         (r"^(?:initial lexer configuration|.*grammar size) .*(?:too (?:big|large|complex)|limit).*", _TOO_LARGE),
+        (r"^panic: .*", _MALFORMED),  # the rest is a backtrace
         (r"^(?:NoExtensionBias|NoExtension)$", _NOTHING),
         (r"^Unsatisfiable schema: Regex is empty.*", f"{_NOTHING}: pattern, format and length contradict each other"),
         (r"^Unsatisfiable schema: ", f"{_NOTHING}: "),
@@ -44,4 +46,4 @@ def plain(reason: str) -> str:
     words = _STATE_DUMP.sub("", reason).strip()
     for pattern, replacement in _PLAIN:
         words = pattern.sub(replacement, words)
-    return words[:_LONGEST].rstrip() or "it cannot be compiled"
+    return words[:_LONGEST].rstrip() or _MALFORMED
