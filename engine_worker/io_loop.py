@@ -21,6 +21,7 @@ from common.model_card import ModelCard
 from common.telemetry.logging import get_logger
 from common.telemetry.metrics import WorkerMetrics
 from common.tokenization.tokenizer import Tokenizer
+from common.transport.absence import LOOKS_PER_TTL
 from common.transport.client import LogClient, RedisSettings
 from common.transport.ownership import Ownership
 from common.transport.registry import Registry
@@ -229,7 +230,7 @@ class IoLoop:
         writer = asyncio.create_task(parts.output.run(), name="write")
         claims = asyncio.create_task(intake.claim_forever(), name="claim")
         takeovers = asyncio.create_task(
-            intake.take_over_forever(self._settings.lease.lease_ttl_s / 2), name="take over"
+            intake.take_over_forever(self._settings.lease.lease_ttl_s / LOOKS_PER_TTL), name="take over"
         )
         stop = asyncio.create_task(self._stop_asked.wait(), name="stop")
         rest = {

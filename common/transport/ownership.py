@@ -18,7 +18,7 @@ from typing import Any, Final
 from common.errors import LogCorrupt, LogUnavailable
 from common.events import CancelReason, Failed, InboxEvent, decode_request
 from common.transport import scripts
-from common.transport.absence import AbsenceWatch
+from common.transport.absence import DeathWatch
 from common.transport.appending import CHUNK, Batch, batches
 from common.transport.client import LogClient
 from common.transport.frames import publish
@@ -26,7 +26,7 @@ from common.transport.inbox import Inbox
 from common.transport.keys import GROUP, QueueClass
 from common.transport.leases import Lease
 from common.transport.log import read_all
-from common.transport.queues import Entry, Queues, pairs
+from common.transport.queues import Entry, Queues
 from common.transport.records import AppendItem, AppendOutcome, AppendStatus, Frame, Owned
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Ownership:
         self._inbox = Inbox(client, lease.worker)
         self._held: dict[str, int] = {}
         self._owning = asyncio.Lock()  # what is held must not change between asking for an epoch and remembering it
-        self._absent: AbsenceWatch[tuple[int, str]] = AbsenceWatch(lease.ttl_s / 2)
+        self._deaths = DeathWatch(client, self._queues, lease)
         self._generation = client.generation
         self._recheck_at = time.monotonic()  # a reused worker name may have a history already
         self._trouble_at = -math.inf  # when the log last failed us: edges could not say either that they read
@@ -100,18 +100,19 @@ class Ownership:
         return owned
 
     async def takeover_scan(self, limit: int) -> list[Owned]:
-        """Take up to ``limit`` requests from workers whose leases are gone. Call it every half lease.
+        """Take up to ``limit`` requests from workers whose leases are gone. Call it `LOOKS_PER_TTL` times a lease.
 
-        A lease counts as gone when it was seen absent twice, half a lease apart, without a failure in between.
+        A lease counts as gone when it was seen absent twice, without a failure in between: see `DeathWatch`.
 
         Raises `LogUnavailable`.
         """
         with self._delivering() as owned:
-            for partition, dead in await self._dead_workers():
-                for queue_class in QueueClass:
-                    if len(owned) < limit:
-                        taken = await self._take(partition, queue_class, dead, limit - len(owned))
-                        await self._own(taken, owned)
+            for partition, dead in await self._deaths.look():
+                if len(owned) < limit:
+                    taken = await self._queues.take(partition, dead, limit - len(owned))
+                    if taken:
+                        _log.warning("taking over %d requests of worker %s", len(taken), dead)
+                    await self._own(taken, owned)
         return owned
 
     async def append(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
@@ -271,33 +272,6 @@ class Ownership:
         is_lost = outcome.status is AppendStatus.FENCED
         if (is_over or is_lost) and self._held.get(item.request_id) == item.epoch:
             del self._held[item.request_id]
-
-    async def _dead_workers(self) -> list[tuple[int, str]]:
-        """(partition, worker) of the consumers whose leases have been absent long enough."""
-        generation = self._client.generation
-        try:
-            absent: set[tuple[int, str]] = set()
-            for partition in range(self._client.keys.partitions):
-                for name in await self._queues.other_consumers(partition):
-                    lease = self._client.keys.lease(partition, name)
-                    if not await self._client.command("EXISTS", lease, key=lease):
-                        absent.add((partition, name))
-        except LogUnavailable:
-            self._absent.forget()
-            raise
-        if self._client.generation != generation:
-            self._absent.forget()
-        return self._absent.look(absent, time.monotonic())
-
-    async def _take(self, partition: int, queue_class: QueueClass, dead: str, count: int) -> list[Entry]:
-        keys, lease = self._client.keys, self._lease
-        queue = keys.queue(partition, self._model, queue_class)
-        names = [queue, keys.lease(partition, dead), keys.lease(partition, lease.worker)]
-        arguments = [GROUP, dead, lease.worker, lease.token, count]
-        reply = await self._queues.with_groups(lambda: self._client.run(scripts.TAKEOVER, names, arguments))
-        if reply:
-            _log.warning("taking over %d requests of worker %s", len(reply) // 2, dead)
-        return [Entry(partition, queue_class, entry_id, request_id) for entry_id, request_id in pairs(reply or [])]
 
 
 class _Pushing:

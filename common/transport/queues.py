@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.errors import LogCorrupt
 from common.transport import scripts
 from common.transport.client import GroupMissing, LogClient
 from common.transport.connections import MAX_BLOCK_MS, ResponseError
@@ -129,16 +128,30 @@ class Queues:
             await self.ensure_groups()
             return []
 
-    async def other_consumers(self, partition: int) -> set[str]:
-        """Workers that are known to the groups of a partition, without this one."""
-        names: set[str] = set()
-        for queue_class in QueueClass:
-            queue = self._names[partition, queue_class]
-            reply = await self.with_groups(
-                lambda queue=queue: self._client.command("XINFO", "CONSUMERS", queue, GROUP, key=queue)
-            )
-            names.update(_consumer_name(item) for item in reply)
-        return names - {self._lease.worker}
+    async def other_consumers(self) -> set[tuple[int, str]]:
+        """(partition, worker) of all that are known to the groups, without this one."""
+        found: set[tuple[int, str]] = set()
+        for partitions in self._reading_order():
+            places = [(partition, queue_class) for partition in partitions for queue_class in QueueClass]
+            names = [self._names[place] for place in places]
+            reply = await self.with_groups(lambda names=names: self._client.run(scripts.CONSUMERS, names, [GROUP]))
+            for (partition, _), consumers in zip(places, reply, strict=False):  # nothing when a group has vanished
+                found.update((partition, consumer.decode()) for consumer in consumers)
+        return {place for place in found if place[1] != self._lease.worker}
+
+    async def take(self, partition: int, dead: str, count: int) -> list[Entry]:
+        """Up to ``count`` pending entries of a worker whose lease is gone, in order of priority; they are pending with
+        this one now. A queue in which it had none forgets it."""
+        keys, lease = self._client.keys, self._lease
+        queues = [self._names[partition, queue_class] for queue_class in QueueClass]
+        names = [keys.lease(partition, dead), keys.lease(partition, lease.worker), *queues]
+        arguments = [GROUP, dead, lease.worker, lease.token, count]
+        reply = await self.with_groups(lambda: self._client.run(scripts.TAKEOVER, names, arguments)) or []
+        classes = list(QueueClass)
+        return [
+            Entry(partition, classes[index - 1], entry_id.decode(), request_id.decode())
+            for index, entry_id, request_id in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        ]
 
     def _entries(self, reply: Any) -> list[Entry]:
         entries = []
@@ -163,16 +176,3 @@ class Queues:
             order.remove(first)
             order.insert(0, first)
         return order
-
-
-def _consumer_name(item: Any) -> str:
-    fields = item if isinstance(item, dict) else dict(zip(item[::2], item[1::2], strict=True))
-    name = fields.get("name", fields.get(b"name"))
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def pairs(reply: Any) -> list[tuple[str, str]]:
-    """Two by two, from the takeover script's flat answer."""
-    if len(reply) % 2:
-        raise LogCorrupt(f"takeover answered {len(reply)} items")
-    return [(a.decode(), b.decode()) for a, b in zip(reply[::2], reply[1::2], strict=True)]

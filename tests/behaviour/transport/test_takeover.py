@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from common.events import CancelReason, Failed, Milestone
-from common.transport import AppendStatus, CancelOutcome, QueueClass, RequestPhase
+from common.transport import AppendStatus, CancelOutcome, RequestPhase
 from common.transport.absence import AbsenceWatch
 from tests.behaviour.transport.world import MODEL, World, ended, started, tokens
 
@@ -87,13 +87,27 @@ async def test_a_lease_must_be_seen_absent_twice(world: World) -> None:
 
 
 async def test_an_outage_between_the_looks_starts_the_wait_again(world: World) -> None:
-    watch: AbsenceWatch[str] = AbsenceWatch(1.5)
-    assert watch.look({"a", "b"}, 10.0) == []
-    assert watch.look({"a"}, 11.0) == []
-    assert watch.look({"a", "b"}, 11.5) == ["a"]
+    watch: AbsenceWatch[str] = AbsenceWatch()
+    assert watch.look({"a", "b"}, 10.0, 1.5) == []
+    assert watch.look({"a"}, 11.0, 1.5) == []
+    assert watch.look({"a", "b"}, 11.5, 1.5) == ["a"]
     watch.forget()
-    assert watch.look({"a"}, 11.6) == []
-    assert watch.look({"a"}, 13.1) == ["a"]
+    assert watch.look({"a"}, 11.6, 1.5) == []
+    assert watch.look({"a"}, 13.1, 1.5) == ["a"]
+
+
+async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World) -> None:
+    owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.25)
+    await world.submit_new()
+    await owner.claim_one()
+    deaths = heir.ownership._deaths
+    deaths._doubt()
+    owner.die()
+    assert await heir.ownership.takeover_scan(8) == []
+    await asyncio.sleep(0.3)
+    assert await heir.ownership.takeover_scan(8) == []  # enough without a doubt
+    await asyncio.sleep(0.25)
+    assert len(await heir.ownership.takeover_scan(8)) == 1
 
 
 async def test_a_dying_lease_is_enough_without_release(world: World) -> None:
@@ -117,7 +131,7 @@ async def test_takeover_respects_the_limit_and_then_forgets_the_dead(world: Worl
     assert await heir.ownership.takeover_scan(0) == []
     assert len(await heir.ownership.takeover_scan(9)) == 3
     await heir.ownership.takeover_scan(9)
-    assert await heir.ownership._queues.other_consumers(0) == set()
+    assert await heir.ownership._queues.other_consumers() == set()
     assert len(heir.ownership.held) == 5
 
 
@@ -149,9 +163,8 @@ async def test_a_heir_that_dies_before_it_owns_loses_nothing(world: World) -> No
     request = await world.submit_new()
     await dead.claim_one()
     dead.die()
-    for partition, name in await brief.ownership._dead_workers():
-        for queue_class in QueueClass:
-            await brief.ownership._take(partition, queue_class, name, 8)
+    for partition, name in await brief.ownership._deaths.look():
+        await brief.ownership._queues.take(partition, name, 8)
     brief.die()
     (taken,) = await heir.ownership.takeover_scan(8)
     assert (taken.request, taken.epoch, taken.attempts) == (request, 2, 1)

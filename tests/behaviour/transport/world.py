@@ -96,7 +96,7 @@ class World:
         """A worker that holds its lease. ``look_s``: patience between the two looks at somebody's lease."""
         lease = self.client.lease(name, lease_s)
         lease.renew()
-        lease.ttl_s = 2 * look_s
+        lease.ttl_s = 4 * look_s
         ownership = Ownership(self.client, model=MODEL, lease=lease, max_attempts=max_attempts)
         lease.ttl_s = lease_s
         await ownership.ensure_groups()
