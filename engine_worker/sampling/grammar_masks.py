@@ -19,6 +19,7 @@ from common.deep_stack import on_deep_stack
 from common.errors import InvalidRequest
 from common.events import Grammar
 from common.grammar_words import is_too_large, plain
+from common.tokenization.control_tokens import isolated
 from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 from engine_worker.step import RequestAtFault
@@ -35,7 +36,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """``vocab_size``: width of the logits. Raises ValueError when the tokenizer cannot be understood."""
         self._tokenizer = LLTokenizer(
-            tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+            _without_spelled_control_tokens(tokenizer_json), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
         )
         self._num_words = -(-self._tokenizer.vocab_size // 32)
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
@@ -114,6 +115,14 @@ class GrammarMatcher:
             return f"grammar: {plain(reason)}"
         words = f"{_named(grammar)}: after {self._num_consumed} tokens: {plain(reason)}"
         return RequestAtFault(words, param=_param(grammar))
+
+
+def _without_spelled_control_tokens(tokenizer_json: bytes) -> str:
+    """The tokenizer with control tokens that no text spells: a literal of a grammar that reads as one is text, as it is
+    in a prompt. Else llguidance would take the token for the text, and find then that it does not match."""
+    parsed = json.loads(tokenizer_json)
+    special = [token["content"] for token in parsed.get("added_tokens", []) if token.get("special")]
+    return json.dumps(isolated(parsed, special)[0])
 
 
 def _fill_mask(matcher: LLMatcher, mask: np.ndarray) -> None:

@@ -93,6 +93,24 @@ def test_other_kinds_of_grammar_hold(
     assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="choice", source='["a<eos>b"]'),
+        Grammar(kind="lark", source='start: "a<eos>b"'),
+        json_schema({"const": "a<eos>b"}),
+        Grammar(kind="regex", source="a<eos>b"),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_a_literal_that_reads_as_a_control_token_is_text(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar
+) -> None:
+    tokens = generate(grammars, sequence(temperature=0.0, grammar=grammar, eos_token_ids=(EOS,)))
+    assert tokens.index(EOS) == len(tokens) - 1
+    assert tokenizer.decode(list(tokens[:-1]), skip_special_tokens=False).strip('"') == "a<eos>b"
+
+
 def test_white_space_is_bounded(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     row = sequence(temperature=0.0, grammar=json_schema({"type": "array", "items": {"type": "null"}}))
     sampler = Sampler(VOCAB_SIZE, grammars)
