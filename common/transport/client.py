@@ -42,7 +42,8 @@ class LogClient:
     """One process's connections to the log. Everything else in this package is built on it; `close` it at the end.
 
     Belongs to one event loop. redis types stay inside this package: failures come out as `LogUnavailable`,
-    `LogCorrupt` or `ConfigError`. Cancelling a call closes its connection, so calls belong into long-lived tasks.
+    `LogCorrupt` or `ConfigError`. Scripts and pushes share one connection. Any other call that is cancelled closes its
+    connection, so such calls belong into long-lived tasks.
     """
 
     def __init__(self, settings: RedisSettings, connections: Connections, keys: Keys) -> None:
