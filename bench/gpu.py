@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows it by
 
 SMOLLM2: Final[dict[str, Any]] = {
     "model_type": "llama",
@@ -153,6 +154,7 @@ def _kernels(device: torch.device, speeds: Speeds) -> Iterator[Timing]:
     """At the shapes of Llama-1B, in bf16."""
     from bench.gpu_checks import ragged
     from engine_worker.kernels.gpu.gated_activation import gated_activation
+    from engine_worker.kernels.gpu.matmul import matmul
     from engine_worker.kernels.gpu.paged_attention import paged_attention
     from engine_worker.kernels.gpu.rms_norm import rms_norm
     from engine_worker.kernels.gpu.rotary_kv import rotary_kv
@@ -171,6 +173,11 @@ def _kernels(device: torch.device, speeds: Speeds) -> Iterator[Timing]:
         yield Timing(f"rms_norm [{rows}, {hidden}]", ms, speeds.floor_ms(rows * hidden * 6))
         ms = _device_ms(partial(gated_activation, gate_up, Activation.SILU))
         yield Timing(f"gated_activation [{rows}, {intermediate}]", ms, speeds.floor_ms(rows * intermediate * 6))
+        h, matrix = random(rows, hidden), random(2 * intermediate, hidden)
+        floor = speeds.floor_ms(2 * matrix.numel(), 2 * rows * matrix.numel())
+        for name, product in (("cuBLAS", F.linear), ("fixed order", matmul)):
+            ms = _device_ms(partial(product, h, matrix, None))
+            yield Timing(f"product, {name} [{rows}, {hidden}] x [{hidden}, {2 * intermediate}]", ms, floor)
     cos_sin = torch.rand(8192, shape.head_size, device=device)
     decodes = [(f"decode {b} @{length}", ((1, length),) * b) for b in BATCHES for length in (*CONTEXTS, 8192)]
     prefills = [(f"prefill {length}", ((length, length),)) for length in PREFILLS]
@@ -194,20 +201,26 @@ def _steps(seconds: float, speeds: Speeds) -> Iterator[Timing]:
     for name, config in MODELS.items():
         with tempfile.TemporaryDirectory() as directory:
             model = random_model(config, Path(directory))
+        with tempfile.TemporaryDirectory() as directory:
+            fixed = random_model(config, Path(directory), deterministic=True)
         table = 2 * config["vocab_size"] * config["hidden_size"]
         layers = model.weight_bytes - 2 * table  # counted as embedding, of which few rows are read, and as head
         token_bytes = 4 * model.config.num_layers * model.config.num_kv_heads * model.config.head_size
         for batch in BATCHES:
             for context in CONTEXTS:
                 floor = speeds.floor_ms(layers + table + batch * context * token_bytes)
-                for graphs in (False, True):
-                    ms = _median_ms(Steps(model, batch, context, graphs=graphs).decode, seconds)
-                    label = f"{name} decode {batch} @{context} {'graphs' if graphs else 'eager'}"
-                    yield Timing(label, ms, floor, 1e3 * batch / ms)
+                for how, served, graphs in (
+                    ("eager", model, False),
+                    ("graphs", model, True),
+                    ("graphs, deterministic", fixed, True),
+                ):
+                    ms = _median_ms(Steps(served, batch, context, graphs=graphs).decode, seconds)
+                    yield Timing(f"{name} decode {batch} @{context} {how}", ms, floor, 1e3 * batch / ms)
         for length in PREFILLS:
-            ms = _median_ms(Steps(model, 1, length, graphs=False).prefill, seconds)
             floor = speeds.floor_ms(layers + table, length * layers)  # two operations for each two bytes
-            yield Timing(f"{name} prefill {length}", ms, floor, 1e3 * length / ms)
+            for label, served in (("", model), (" deterministic", fixed)):
+                ms = _median_ms(Steps(served, 1, length, graphs=False).prefill, seconds)
+                yield Timing(f"{name} prefill {length}{label}", ms, floor, 1e3 * length / ms)
 
 
 def _median_ms(step: Callable[[], None], seconds: float, *, warm_up: int = 3, most: int = 200) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.runtime.errors import TritonError
 
 from engine_worker.kernels.attention_torch import TorchKvCache
+from engine_worker.kernels.gpu.matmul import matmul
 from engine_worker.kernels.gpu.paged_attention import CHUNK, paged_attention
 from engine_worker.kernels.ops import Activation, AttentionMetadata, AttentionShape, DenseWeight
 from engine_worker.kernels.ops_torch import TorchOps
@@ -222,3 +223,9 @@ def _invariance_checks(grid: Grid, device: torch.device) -> Iterator[Check]:
     )
     got = paged_attention(qkv[1:], cache.keys[0], cache.values[0], alone, shape)
     yield _equal("attention alone and in a batch", got, whole[1:])
+    x, weight = (torch.randn(size, 200, device=device).to(dtype) for size in (70, 90))
+    product = matmul(x, weight, None)
+    yield _equal("fixed-order product of one row", matmul(x[:1], weight, None), product[:1])
+    yield _equal("fixed-order product of a few rows", matmul(x[64:], weight, None), product[64:])
+    if device.type == "cuda":  # the interpreter's BLAS sums by the place in a tile
+        yield _equal("fixed-order product elsewhere in its tile", matmul(x[13:30], weight, None), product[13:30])

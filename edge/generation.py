@@ -13,6 +13,7 @@ import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -157,11 +158,13 @@ class _Answer:
         self._reader = reader
         self._delivery = delivery
         self._watch = QueueWatch(services.reading, spec.request_id, with_ids=delivery.with_ids)
+        # A scored prompt takes tens of microseconds a token to write down: seconds, for long ones of several choices.
+        self._is_heavy = spec.sampling.prompt_logprobs is not None
 
     async def as_stream(self, request: Request, undo: ExitStack) -> Response:
         """Server-sent events, once a worker has taken the request up (or the hold is over)."""
         renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
-        body = StreamBody(renderer, self._delivery, direct_body(request.scope))
+        body = StreamBody(renderer, self._delivery, None if self._is_heavy else direct_body(request.scope))
         await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
         headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
         if self._delivery.with_queue_status:
@@ -190,7 +193,11 @@ class _Answer:
         finally:
             client.cancel()
             answer.cancel()
-        return Response(builder.body(), media_type="application/json")
+        return Response(await self._written(builder.body), media_type="application/json")
+
+    async def _written(self, write: Callable[[], bytes]) -> bytes:
+        """What ``write`` gives; beside the event loop where that would keep other streams waiting."""
+        return await self._services.in_thread(write) if self._is_heavy else write()
 
     async def _collect(self, builder: AnswerBuilder) -> None:
         body = DocumentBody(builder)
@@ -206,7 +213,8 @@ class _Answer:
                 async for comment in self._watch.comments(self._reader.is_silent):
                     yield comment
             while not body.ended:
-                block = body.block(await self._reader.next(body))
+                events = await self._reader.next(body)
+                block = await self._written(partial(body.block, events))
                 if block:
                     yield block
         except HeadraceError as error:

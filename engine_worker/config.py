@@ -157,6 +157,11 @@ class ComputeSettings(Settings):
     num_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."
     )
+    deterministic: bool = Field(
+        False,
+        description="Refuse to start unless a token's logits are the same bits in any batch. Always so on the native "
+        "CPU kernels; on triton matrix products then have one order of sums, which is slower; torch cannot promise it.",
+    )
     cuda_graphs: bool = Field(
         True, description="Record decode steps as CUDA graphs; without meaning but for our own decoders on triton."
     )
@@ -170,7 +175,7 @@ class LeaseSettings(Settings):
         ge=0.5,
         le=300,
         description="A worker without a sign of life for so long loses its requests to others. A stream whose worker "
-        "dies pauses for about 1.6 times as long.",
+        "dies pauses for about 1.2 times as long.",
     )
     max_step_s: float = Field(
         60.0,

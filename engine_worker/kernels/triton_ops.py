@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows it by
 from torch import Tensor
 
 from engine_worker.kernels.gpu.gated_activation import gated_activation
+from engine_worker.kernels.gpu.matmul import matmul
 from engine_worker.kernels.gpu.paged_attention import CHUNK, paged_attention
 from engine_worker.kernels.gpu.rms_norm import rms_norm
 from engine_worker.kernels.gpu.rotary_kv import rotary_kv
@@ -46,9 +47,14 @@ class TritonOps:
     Shapes and meaning of each operation: `engine_worker.kernels.ops.Ops`.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False) -> None:
+        """``deterministic``: a token's result is the same in any batch; slower (see docs/gpu.md)."""
         self.activation_dtype = dtype
         self._device = device
+        self._linear = matmul if deterministic else F.linear
+        # Split or not, the arithmetic is the same, but these are two kernels, and a compiler may contract them in
+        # different ways: where bits count, there is only one of them.
+        self._split = False if deterministic else None
 
     def pack(self, weight: Weight, bias: Tensor | None = None) -> PackedLinear:
         values = _widen(weight).to(device=self._device, dtype=self.activation_dtype).contiguous()
@@ -77,7 +83,7 @@ class TritonOps:
         residual.add_(self.linear(h, linear))
 
     def linear(self, h: Tensor, linear: PackedLinear) -> Tensor:
-        return F.linear(h, cast("Tensor", linear.storage), linear.bias)
+        return self._linear(h, cast("Tensor", linear.storage), linear.bias)
 
     def logits(self, x: Tensor, norm_weight: Tensor, eps: float, head: PackedLinear) -> Tensor:
         return self.norm_linear(x, norm_weight, eps, head).float()
@@ -118,7 +124,7 @@ class TritonOps:
         self, qkv: Tensor, cache: KvCache, layer: int, meta: AttentionMetadata, shape: AttentionShape
     ) -> Tensor:
         paged = cast("TritonKvCache", cache)
-        return paged_attention(qkv, paged.keys[layer], paged.values[layer], meta, shape)
+        return paged_attention(qkv, paged.keys[layer], paged.values[layer], meta, shape, split=self._split)
 
 
 def _widen(weight: Weight) -> Tensor:

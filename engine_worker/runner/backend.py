@@ -32,6 +32,7 @@ class Backend:
     ops: Ops
     dtype: torch.dtype
     device: torch.device
+    is_batch_invariant: bool = False  # a token's result is the same bits in any batch
 
     @property
     def dtype_name(self) -> str:
@@ -54,14 +55,14 @@ def choose_backend(
     own = "native" if device.type == "cpu" else "triton"
     wanted = own if settings.backend == "auto" else settings.backend
     if wanted == "torch":
-        return _torch(dtype, device)
+        return _torch(dtype, device, settings)
     try:
-        return _native(dtype, config, num_threads, device) if wanted == "native" else _triton(dtype, device)
+        return _native(dtype, config, num_threads, device) if wanted == "native" else _triton(dtype, device, settings)
     except (KernelsUnavailable, ImportError, ValueError) as error:
         if settings.backend != "auto":
             raise ConfigError(f"backend {wanted} cannot be used: {error}", param="backend") from error
         log.warning("own_kernels_unavailable", backend=wanted, reason=str(error), instead="torch")
-    return _torch(dtype, device)
+    return _torch(dtype, device, settings)
 
 
 def _device(name: str) -> torch.device:
@@ -84,10 +85,10 @@ def _native(
     ops = CpuOps("fp32" if dtype == "float32" else "auto", num_threads=num_threads)
     if config is not None:
         ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
-    return Backend("native", ops, ops.activation_dtype, torch.device("cpu"))
+    return Backend("native", ops, ops.activation_dtype, torch.device("cpu"), is_batch_invariant=True)
 
 
-def _triton(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Backend:
+def _triton(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device, settings: ComputeSettings) -> Backend:
     # Only here: triton is an extra, and importing it does not mean that a launch would work.
     from engine_worker.kernels.gpu.launch import is_usable
     from engine_worker.kernels.triton_ops import TritonOps
@@ -95,10 +96,17 @@ def _triton(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device)
     if not is_usable():
         raise ValueError("there is no GPU with a driver")
     chosen = torch.bfloat16 if dtype == "auto" else _DTYPES[dtype]
-    return Backend("triton", TritonOps(chosen, device), chosen, device)
+    ops = TritonOps(chosen, device, deterministic=settings.deterministic)
+    return Backend("triton", ops, chosen, device, is_batch_invariant=settings.deterministic)
 
 
-def _torch(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Backend:
+def _torch(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device, settings: ComputeSettings) -> Backend:
+    if settings.deterministic:
+        raise ConfigError(
+            "deterministic: plain torch chooses its matrix products by the number of rows, so it cannot promise the "
+            "same logits in any batch; use the native or triton backend",
+            param="deterministic",
+        )
     chosen = _DTYPES[dtype] if dtype != "auto" else _fast_dtype(device)
     return Backend("torch", TorchOps(chosen, device), chosen, device)
 

@@ -69,17 +69,24 @@ def build_native(
     num_bytes = weight_bytes(config, quantization if keeps_groups else "none", backend.dtype)
     _check_memory(num_bytes, backend.device)
     num_params = weight_bytes(config, "none", torch.bfloat16) // 2
+    numerics = ("fixed order",) if backend.name == "triton" and backend.is_batch_invariant else ()
     weights = FormattedWeights(files.checkpoint, model.quantization)
     try:
         decoder = build_decoder(config, backend.ops, weights, max_model_len, backend.device)
     except ValueError as error:
         raise UnsupportedModel(f"the {backend.name} backend cannot serve this model: {error}") from error
-    return BuiltModel(decoder, config, backend, quantization, max_model_len, num_bytes, num_params, ())
+    return BuiltModel(decoder, config, backend, quantization, max_model_len, num_bytes, num_params, numerics)
 
 
 def build_transformers(model: ModelSettings, compute: ComputeSettings, files: ModelFiles) -> BuiltModel:
     """transformers' modelling code. Raises as `loading.load_engine_model` does."""
     assert files.directory is not None, "see native_config"
+    if compute.deterministic:
+        raise ConfigError(
+            "deterministic: of a model that transformers computes some operations stay torch's, and these do not "
+            "promise the same logits in any batch",
+            param="deterministic",
+        )
     backend = choose_backend(compute, model.dtype, None)
     num_bytes = _stored_bytes(files, backend.dtype)
     _check_memory(num_bytes, backend.device)

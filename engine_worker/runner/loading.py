@@ -51,6 +51,7 @@ class LoadedModel:
     quantization: Quantization
     backend: str  # native | triton | torch
     model_impl: ModelImpl
+    is_batch_invariant: bool  # a token's logits are the same bits in any batch
     root: str  # name of where the weights came from
     weight_bytes: int  # estimated from the shapes
     num_params: int
@@ -95,6 +96,7 @@ def load_engine_model(model: ModelSettings, compute: ComputeSettings) -> LoadedM
         quantization=built.quantization,
         backend=backend.name,
         model_impl="transformers" if config is None else "native",
+        is_batch_invariant=backend.is_batch_invariant and config is not None,
         root=files.root,
         weight_bytes=built.weight_bytes,
         num_params=built.num_params,
