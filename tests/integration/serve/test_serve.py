@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.demo_model import demo_model_dir
@@ -50,6 +51,39 @@ def test_it_says_where_it_is_and_the_line_to_try_works(served: Served) -> None:
     (line,) = re.findall(r"^  curl (?:.*\\\n)*.*", served.text(), re.MULTILINE)
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_grammar_that_grows_too_large_in_mid_answer_is_the_client_s_mistake_and_tried_once(
+    served: Served, stream: bool
+) -> None:
+    facts = served.facts()
+    late = {"structured_outputs": {"grammar": 'start: /[a-z]{8}/ "!" "a"{1000000}'}}
+    before = failures(facts)
+
+    def ask(client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=40, stream=stream, extra_body=late
+        )
+        _ = list(answer)
+
+    with (
+        openai.OpenAI(base_url=f"{facts['url']}/v1", api_key="x", max_retries=3) as client,
+        pytest.raises(openai.APIError) as caught,
+    ):
+        ask(client)
+    assert isinstance(caught.value, openai.BadRequestError) or stream
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "structured_outputs.grammar")
+    assert "too large to be followed" in caught.value.message
+    eventually(lambda: failures(facts) == before + 1, served.text)
+    assert complete(facts), "others are not concerned"
+
+
+def failures(facts: dict[str, Any]) -> float:
+    with urllib.request.urlopen(f"{facts['url']}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    counts = re.findall(r'^headrace_edge_requests_total\{.*outcome="error"\} (\S+)$', page, re.MULTILINE)
+    return sum(map(float, counts))
 
 
 def test_one_page_shows_the_metrics_of_edge_and_workers(served: Served) -> None:
