@@ -84,7 +84,8 @@ def settings_of(section: str, group: type[BaseModel]) -> list[Setting]:
 
 def redacted(text: str) -> str:
     """``text`` without the passwords of the URLs in it."""
-    return re.sub(r"(://[^:/@\s']*):[^@\s']+@", r"\1:***@", text)
+    text = re.sub(r"(://[^:/@\s']*):[^@\s']+@", r"\1:***@", text)
+    return re.sub(r"([?&]password=)[^&\s']+", r"\1***", text)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

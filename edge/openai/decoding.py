@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -73,7 +73,8 @@ def decode_object(raw: bytes) -> dict[str, Any]:
 
 
 def decode_body(raw: bytes, kind: type[_Body]) -> _Body:
-    """The body as ``kind``. Null is like absent; what ``kind`` does not declare goes to its ``unknown_fields``, if any.
+    """The body as ``kind``. Null is like absent; what ``kind`` does not declare goes to its ``unknown_fields``, if any,
+    as does what an object inside it does not declare, by its path.
 
     Raises `InvalidRequest` with ``param`` naming the field of a wrong type.
     """
@@ -85,7 +86,7 @@ def decode_body(raw: bytes, kind: type[_Body]) -> _Body:
         if isinstance(declared[name], float) and declared[name].is_integer():
             declared[name] = int(declared[name])  # JSON has one kind of number: 16.0 is an integer
     if _UNKNOWN in kind.__struct_fields__:
-        declared[_UNKNOWN] = unknown
+        declared[_UNKNOWN] = unknown | _unknown_inside(declared, kind)
     try:
         return msgspec.convert(declared, kind)
     except msgspec.ValidationError as error:
@@ -95,6 +96,27 @@ def decode_body(raw: bytes, kind: type[_Body]) -> _Body:
 @cache
 def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(found.name for found in msgspec.structs.fields(kind) if found.type in (int, int | None))
+
+
+def _unknown_inside(declared: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": value
+        for name, known in _nested_fields(kind).items()
+        if isinstance(declared.get(name), dict)
+        for key, value in declared[name].items()
+        if key not in known and value is not None
+    }
+
+
+@cache
+def _nested_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
+    """The fields that hold one object of a declared form, and the names in it."""
+    return {
+        found.name: part.__struct_fields__
+        for found in msgspec.structs.fields(kind)
+        for part in get_args(found.type) or (found.type,)
+        if isinstance(part, type) and issubclass(part, msgspec.Struct) and get_origin(found.type) is not list
+    }
 
 
 def _not_json(reason: str) -> InvalidRequest:

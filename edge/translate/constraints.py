@@ -178,7 +178,8 @@ def _structured(given: Mapping[str, Any]) -> Grammar:
 
 
 def _json_options(given: Mapping[str, Any]) -> Mapping[str, object]:
-    for name, kind in (("whitespace_pattern", str), ("disable_any_whitespace", bool)):
+    for name in _OPTIONS:
+        kind = str if name == "whitespace_pattern" else bool
         if name in given and not isinstance(given[name], kind):
             param = f"structured_outputs.{name}"
             raise InvalidRequest(f"{param} must be of type {kind.__name__}, got {echo(given[name])}", param=param)

@@ -155,6 +155,7 @@ class TestMistakes:
                 *mistakes("--keys", "hush1", "--open-s", "-1", "--lock-codes", "hush2", "--fan=hush3"),
                 *mistakes("--open-s", "-1", environ={"HEADRACE_KEYS": "[hush4"}),
                 *mistakes("--mode", "x://me:hush5@host"),
+                *mistakes("--mode", "x://host/?db=1&password=hush8"),
                 str(read("--lock-code", "hush6", "--bell", "x://me:hush7@host").given()),
             ]
         )

@@ -65,6 +65,11 @@ def test_unknown_fields_are_kept_apart_and_a_client_cannot_set_them() -> None:
     assert body.unknown_fields == {"favourite": "blue", "unknown_fields": {"a": 1}}
 
 
+def test_unknown_fields_inside_an_object_are_told_by_their_path() -> None:
+    body = parse_chat(b'{"messages": [], "stream_options": {"include_usage": true, "every": 2, "none": null}}')
+    assert body.unknown_fields == {"stream_options.every": 2}
+
+
 def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
     body = parse_chat(b'{"messages": [], "max_tokens": 16.0, "n": 1e0, "temperature": 1}')
     assert (body.max_tokens, body.n, body.temperature) == (16, 1, 1.0)

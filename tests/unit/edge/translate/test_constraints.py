@@ -186,6 +186,7 @@ def test_structured_outputs(make: Any, structured: dict[str, Any], good: str, ba
         ({"json": 5}, "structured_outputs.json"),
         ({"json_object": False}, "structured_outputs.json_object"),
         ({"json_object": True, "whitespace_pattern": 5}, "structured_outputs.whitespace_pattern"),
+        ({"json": {}, "disable_additional_properties": "yes"}, "structured_outputs.disable_additional_properties"),
         ({"structural_tag": {}}, "structured_outputs.structural_tag"),
     ],
 )
