@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from common.errors import UnsupportedModel
 from engine_worker.kernels.ops import AttentionMetadata, KvCache, Ops
 from engine_worker.models.hf_attention import IMPLEMENTATION, PagedPass, attending, no_rotation, register
-from engine_worker.models.hf_modules import Quantization, swap_linears, swap_norms
+from engine_worker.models.hf_fusion import watching
+from engine_worker.models.hf_modules import Quantization, fuse_linears, swap_linears, swap_norms
 from engine_worker.models.hf_refusals import Refused, check_class, check_config, model_length, refusal
 from engine_worker.models.hf_trace import TracedAttention, Tracing
 from engine_worker.models.hf_verification import PROBE_BLOCK, probe_tokens, tolerance, verify
@@ -152,12 +153,14 @@ def build_hf_decoder(model: HfModel, ops: Ops, device: torch.device, quantizatio
         with torch.inference_mode():
             head = model.lm.get_output_embeddings()
             tokens = probe_tokens(model.config.vocab_size, device)
-            expected = _own_hidden(model, "eager", tokens)
+            with watching(backbone) as shared:
+                expected = _own_hidden(model, "eager", tokens)
             again = _own_hidden(model, "sdpa", tokens) if getattr(model.lm, "_supports_sdpa", False) else None
             allowed = tolerance(model.dtype, expected, again)
             model.lm.set_attn_implementation(IMPLEMENTATION)
             decoder = HfDecoder(model, ops, device)
             verify(decoder, ops, tokens, expected, allowed)
+            fuse_linears(shared, ops, quantization)
             for part in (model.lm, backbone):
                 swap_norms(part, ops)
                 swap_linears(part, ops, quantization, head)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from engine_worker.kernels.ops import DenseWeight, Ops, PackedLinear, Weight
 from engine_worker.kernels.packing import quantize_int4, quantize_int8
+from engine_worker.models.hf_fusion import FusedPart, FusedProduct, SharedInputs
+from engine_worker.models.layers import stack
 
 Quantization = Literal["none", "int8", "int4"]
 
@@ -68,6 +70,34 @@ def swap_linears(model: nn.Module, ops: Ops, quantization: Quantization, head: n
         setattr(parent, name, PackedModule(ops, packed, weight.dtype))
         count += 1
     return count
+
+
+def fuse_linears(shared: SharedInputs, ops: Ops, quantization: Quantization) -> int:
+    """One product for linear modules that read the same tensor. Call it before `swap_linears`. Returns how many."""
+    count = 0
+    for parent, names in shared.groups():
+        modules = {name: parent.get_submodule(name) for name in names if name not in _ROUTERS}
+        weights = {name: weight for name, module in modules.items() if (weight := _matrix(module)) is not None}
+        if len(weights) < 2 or any(weight.dtype is not ops.activation_dtype for weight in weights.values()):
+            continue
+        packed = ops.pack(
+            stack([_convert(weight, quantization) for weight in weights.values()]),
+            _biases([modules[name] for name in weights], list(weights.values())),
+        )
+        product = FusedProduct(ops, packed, [len(weight) for weight in weights.values()])
+        for index, (name, weight) in enumerate(weights.items()):
+            setattr(parent, name, FusedPart(product, index, packed.k, len(weight), weight.dtype))
+        count += 1
+    return count
+
+
+def _biases(modules: list[nn.Module], weights: list[Tensor]) -> Tensor | None:
+    """fp32, one after the other, zeros where a module has none; None where none has."""
+    found: list[Any] = [module.bias for module in modules]
+    if all(bias is None for bias in found):
+        return None
+    parts = zip(found, weights, strict=True)
+    return torch.cat([w.new_zeros(len(w)).float() if bias is None else bias.detach().float() for bias, w in parts])
 
 
 def swap_norms(model: nn.Module, ops: Ops) -> int:
