@@ -12,10 +12,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
-from common.errors import LogCorrupt, LogUnavailable
+from common.errors import HeadraceError, LogCorrupt, LogUnavailable
 from common.events import CancelReason, Failed, InboxEvent, decode_request
 from common.transport import scripts
 from common.transport.absence import DeathWatch
@@ -30,6 +30,7 @@ from common.transport.queues import Entry, Queues
 from common.transport.records import AppendItem, AppendOutcome, AppendStatus, Frame, Owned
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _OWN_CHUNK: Final = 64
 _RECHECK_S: Final = 3.0
 _NO_LEASE_PAUSE_S: Final = 0.05
@@ -124,7 +125,7 @@ class Ownership:
         """
         calls = batches(items, self._client.keys)
         pushing = _Pushing(self._client)
-        replies = await asyncio.gather(*(self._append(batch, pushing) for batch in calls), return_exceptions=True)
+        replies = await _answers([self._append(batch, pushing) for batch in calls])
         await pushing.rest()
         outcomes: dict[int, AppendOutcome] = {}
         for batch, reply in zip(calls, replies, strict=True):
@@ -272,6 +273,16 @@ class Ownership:
         is_lost = outcome.status is AppendStatus.FENCED
         if (is_over or is_lost) and self._held.get(item.request_id) == item.epoch:
             del self._held[item.request_id]
+
+
+async def _answers(calls: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | BaseException]:
+    """Results or failures of all calls. A single one, which is what most steps need, is not worth a task."""
+    if len(calls) != 1:
+        return await asyncio.gather(*calls, return_exceptions=True)
+    try:
+        return [await calls[0]]
+    except HeadraceError as error:
+        return [error]
 
 
 class _Pushing:
