@@ -68,6 +68,7 @@ class Server:
             **(options or {}),
         }
         self.arguments = [text for name, value in known.items() for text in (f"--{name}", value)]
+        self.environ: dict[str, str] | None = None  # of the process; None: as this one's
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -79,6 +80,7 @@ class Server:
         self._process = subprocess.Popen(
             [str(self.binary), *self.arguments],
             cwd=self.directory,
+            env=self.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

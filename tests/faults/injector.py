@@ -25,8 +25,8 @@ PROCESSES = {
 LINKS = {f"{kind} link {hurt}": 1 for kind in ("worker", "edge") for hurt in ("cut", "stalled", "slow", "torn")}
 SERVERS = {
     "single": {"server killed": 2, "server frozen": 1},
-    "sentinel": {"primary killed": 2, "primary frozen": 1},
-    "cluster": {"primary killed": 2, "primary frozen": 1},
+    "sentinel": {"primary killed": 4, "primary frozen": 2},
+    "cluster": {"primary killed": 4, "primary frozen": 2},
 }
 _AT_ONCE = 4  # faults that may be under way together
 _SLOW_S = 0.15
