@@ -214,6 +214,8 @@ def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[in
         environ = loaded.environment(*groups.EDGE) | own | {"HEADRACE_PORT": str(port)}
         # One edge shows the workers' metrics too, so that a single page tells all and nothing is counted twice.
         environ |= {"HEADRACE_FEDERATE_METRICS": pages} if i == 0 else {}
+        if "drain_handover" not in loaded.sources:
+            environ["HEADRACE_DRAIN_HANDOVER"] = "false"  # there is no other edge: all of them stop together
         specs.append(ChildSpec(f"edge-{i + 1}", "edge", ("-m", "edge"), environ))
     host = loaded[HttpSettings].host
     shown = _LOCAL if host in ("0.0.0.0", "::", "") else host

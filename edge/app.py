@@ -178,6 +178,8 @@ async def _forever(name: str, run: Callable[[], Awaitable[Any]]) -> None:
 
 async def _hand_over_streams(services: Services) -> None:
     """Sends readers that can resume to other edges, a few at a time: there each costs a look at its whole stream."""
+    if not services.streams.drain_handover:
+        return
     await services.lifecycle.listens_no_more()
     why = Draining("This server is shutting down; the stream goes on at another one.")
     while True:

@@ -108,6 +108,11 @@ class StreamSettings(Settings):
     drain_timeout_s: float = Field(
         60.0, ge=0, description="After SIGTERM, seconds that running streams may take to finish."
     )
+    drain_handover: bool = Field(
+        True,
+        description="After SIGTERM, send readers that can resume to other edges at once; off, their streams are finished "
+        "like all others. In serve, whose edges all stop together, it is off unless given.",
+    )
 
 
 class CatalogSettings(Settings):

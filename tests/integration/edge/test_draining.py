@@ -185,6 +185,25 @@ async def test_a_stream_that_ends_with_its_reader_is_drained_even_if_it_has_posi
         edge.kill()
 
 
+async def test_without_handover_a_resumable_stream_is_finished_like_any_other(
+    redis_settings: RedisSettings, worker: ScriptedWorker
+) -> None:
+    edge = EdgeProcess(redis_settings, drain_notice_s=0.0, drain_timeout_s=100.0, drain_handover=False)
+    try:
+        await asyncio.to_thread(edge.start)
+        connection = await send(edge, CHAT, body(max_tokens=60, stream=True), RESUMABLE)
+        head = await read_to(connection, b"id: 5\n")
+        worker.steps.clear()
+        edge.terminate()
+        await _listens_no_more(edge)
+        worker.steps.set()
+        _, _, raw = split(head + await rest(connection))
+        assert text_of(events_of(chunks_of(raw))) == answer(60)
+        assert MARK not in raw
+    finally:
+        edge.kill()
+
+
 async def _listens_no_more(edge: EdgeProcess) -> None:
     async with asyncio.timeout(20):
         for _ in iter(bool, True):

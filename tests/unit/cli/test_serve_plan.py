@@ -12,10 +12,15 @@ from common.config import load
 from common.errors import ConfigError
 
 
-def names_of(*argv: str) -> list[str | None]:
+def variables(role: str, name: str, *argv: str) -> list[str | None]:
+    """Of each child of one role."""
     loaded = load(groups.SERVE, ["some/model", *argv], prog="headrace serve", environ={})
-    plan = plan_children(loaded, "redis://log", "some/model", [8000])
-    return [spec.environ.get("HEADRACE_WORKER_NAME") for spec in plan.specs if spec.role == "worker"]
+    plan = plan_children(loaded, "redis://log", "some/model", [8000, 8001])
+    return [spec.environ.get(name) for spec in plan.specs if spec.role == role]
+
+
+def names_of(*argv: str) -> list[str | None]:
+    return variables("worker", "HEADRACE_WORKER_NAME", *argv)
 
 
 def test_workers_that_share_a_given_name_get_a_number_each() -> None:
@@ -44,3 +49,11 @@ def test_serve_asks_its_edges_with_a_key_that_they_accept(tmp_path: Path) -> Non
 def test_a_key_that_cannot_be_had_is_a_mistake_of_the_configuration(argv: tuple[str, str]) -> None:
     with pytest.raises(ConfigError):
         key_with(*argv)
+
+
+def test_edges_that_stop_together_finish_streams_instead_of_handing_them_over() -> None:
+    assert variables("edge", "HEADRACE_DRAIN_HANDOVER") == ["false", "false"]
+    assert variables("edge", "HEADRACE_DRAIN_HANDOVER", "--drain-handover") == [
+        None,
+        None,
+    ]  # as edges are by themselves
