@@ -110,8 +110,8 @@ class StreamSettings(Settings):
     )
     drain_handover: bool = Field(
         True,
-        description="After SIGTERM, send readers that can resume to other edges at once; off, their streams are finished "
-        "like all others. In serve, whose edges all stop together, it is off unless given.",
+        description="After SIGTERM, send readers that can resume to other edges at once; off, their streams are "
+        "finished like all others. In serve, whose edges all stop together, it is off unless given.",
     )
 
 
