@@ -48,6 +48,7 @@ class DeathWatch:
 
     def __init__(self, client: LogClient, queues: Queues, lease: Lease) -> None:
         """``lease``: the looker's own, whose time to live is taken to be everybody's."""
+        self._me = lease.worker
         self._client = client
         self._queues = queues
         self._ttl_s = lease.ttl_s
@@ -58,14 +59,16 @@ class DeathWatch:
 
     async def look(self) -> list[Place]:
         """(partition, worker) of the consumers whose leases have been absent for a quarter of their life; for half of
-        it after a failure, a reconnection or a look so slow that the server may have stood still.
+        it after a failure, a reconnection or a look so slow that the server may have stood still. Where the looker's
+        own lease is absent, too, the server takes no writes, or has just been away: that says nothing about others.
 
         Raises `LogUnavailable`.
         """
         generation, started = self._client.generation, time.monotonic()
         try:
             if started >= self._ask_again_at:
-                self._known = frozenset(await self._queues.other_consumers())
+                others = await self._queues.other_consumers()
+                self._known = frozenset(others | {(partition, self._me) for partition, _ in others})
                 self._ask_again_at = started + self._ttl_s / 2
             absent = await self._absent()
         except LogUnavailable:
@@ -74,6 +77,10 @@ class DeathWatch:
         now = time.monotonic()
         if self._client.generation != generation or now - started > max(self._ttl_s / 2, _SLOW_LOOK_S):
             self._doubt()
+        blind = {partition for partition, name in absent if name == self._me}
+        if blind:
+            self._doubt()
+        absent = {place for place in absent if place[0] not in blind}
         dead = self._watch.look(absent, now, self._ttl_s / (2 if now < self._doubt_until else 4))
         if dead:
             self._ask_again_at = 0.0  # they are about to be forgotten

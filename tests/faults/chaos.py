@@ -30,6 +30,7 @@ from tests.servers import Cluster, Server, Watched
 
 FSYNC = {"standard": "everysec", "strict": "always"}
 _REPLICAS = 2
+_PROGRESS_S = 30.0
 PAUSES = ("worker killed", "worker frozen")
 
 
@@ -165,13 +166,23 @@ async def _run(plan: Plan, directory: Path, rng: Random, nursery: Nursery | None
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             group.create_task(injector.run())
+            progress = group.create_task(_tell_progress(traffic, injector))
             await traffic.run_until(Goal(plan.seconds, plan.requests, plan.faults))
             injector.stop()
+            progress.cancel()
         took_s = time.monotonic() - began
         findings = await audit(deployment, traffic.transcripts, expected)
         return Outcome(plan, findings, injector, traffic.transcripts, took_s)
     finally:
         await deployment.close()
+
+
+async def _tell_progress(traffic: Traffic, injector: Injector) -> None:
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        done, faults = len(traffic.transcripts), len(injector.faults)
+        print(f"{time.monotonic() - began:.0f} s: {done} requests, {faults} faults", file=sys.stderr, flush=True)
 
 
 def main() -> int:

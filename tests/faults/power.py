@@ -1,7 +1,8 @@
-"""A log server whose power can be cut: what it had not told the disk to keep is gone.
+"""A log server whose power can be cut, and whose disk can be full.
 
 `synced.c`, preloaded into the server, notes the size of each append-only file at its last fsync. Cutting the power
 kills the server and takes everything behind that size away, which is the worst that a disk that keeps its word does.
+It also answers the server's writes as a full disk does.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ class Fragile(Server):
         for file in self._files():
             os.truncate(file, _kept(file))
         return lost
+
+    def fill_disk(self) -> None:
+        """No append succeeds any more."""
+        self._full.touch()
+
+    def empty_disk(self) -> None:
+        self._full.unlink()
+
+    @property
+    def _full(self) -> Path:
+        return self.directory / "appendonlydir" / "full"
 
     def _files(self) -> list[Path]:
         return list((self.directory / "appendonlydir").glob("*.incr.aof"))

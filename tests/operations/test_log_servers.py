@@ -16,8 +16,9 @@ from common.events import Started
 from tests.faults.client import Client, Transcript
 from tests.faults.deployment import Deployment
 from tests.faults.features import Feature, feature
+from tests.faults.power import Fragile
 from tests.faults.traffic import undisturbed
-from tests.operations.conftest import Operate, assert_whole, session
+from tests.operations.conftest import LEASE_S, Operate, assert_whole, session
 from tests.servers import Cluster, Server, Watched
 
 pytestmark = [pytest.mark.e2e]
@@ -98,6 +99,42 @@ async def test_a_full_server_refuses_new_work_pauses_what_runs_and_goes_on(opera
     owners = [item for item in await deployment.reading.read_range(transcript.request_id, after=0, limit=10_000)
               if isinstance(item.event, Started)]  # fmt: skip
     assert len(owners) == 1  # the lease was kept all the while
+
+
+async def test_a_full_disk_pauses_what_runs_and_everything_goes_on(operate: Operate) -> None:
+    server = Fragile("everysec")
+    worker = {"max_output_backlog_steps": BACKLOG_STEPS}
+    deployment = await operate(server, edges=1, workers=2, worker=worker)
+    expected = await undisturbed(deployment, [LONG])
+    (edge,) = deployment.edges
+    async with session() as http:
+        client = Client(http, lambda: deployment.edges, Random(3))
+        transcript = Transcript(LONG)
+        asked = asyncio.create_task(client.stream(LONG, "running", transcript=transcript))
+        await until_read(deployment, transcript, 5000)
+        server.fill_disk()
+        status, headers, code = await asyncio.to_thread(refusal, edge.url)
+        assert (status, code) == (503, "log_unavailable")
+        assert 1 <= int(headers["Retry-After"]) <= 60
+        # Leases cannot be renewed: soon nobody is known to live, and a balancer is told.
+        await deployment.until(lambda: not_ready(edge.url))
+        await asyncio.sleep(2 * LEASE_S)
+        assert not asked.done()
+        server.empty_disk()
+        assert_whole([await asked], expected)
+        await deployment.until(edge.is_ready)
+    owners = [item for item in await deployment.reading.read_range(transcript.request_id, after=0, limit=10_000)
+              if isinstance(item.event, Started)]  # fmt: skip
+    assert len(owners) == 1, "the other worker took over although its own lease was gone as well"
+
+
+def not_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5):
+            return False
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code == 503
 
 
 def fill(server: Server) -> None:

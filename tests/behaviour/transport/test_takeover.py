@@ -110,8 +110,24 @@ async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World
     assert len(await heir.ownership.takeover_scan(8)) == 1
 
 
+async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World) -> None:
+    owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.1)
+    await world.submit_new()
+    await owner.claim_one()
+    owner.die()  # all leases are gone, as when the server takes no writes
+    heir.die()
+    for _ in range(3):
+        assert await heir.ownership.takeover_scan(8) == []
+        await asyncio.sleep(0.1)
+    heir.lease.renew()  # it does again, and the heir is the first to write
+    assert await heir.ownership.takeover_scan(8) == []
+    owner.lease.renew()
+    await asyncio.sleep(0.25)
+    assert await heir.ownership.takeover_scan(8) == []
+
+
 async def test_a_dying_lease_is_enough_without_release(world: World) -> None:
-    owner, other = await world.worker("w1", lease_s=0.1), await world.worker("w2", look_s=0.05)
+    owner, other = await world.worker("w1", lease_s=0.5), await world.worker("w2", look_s=0.05)
     await world.submit_new()
     await owner.claim_one()
     for _ in range(40):
