@@ -73,7 +73,7 @@ class FusedProduct:
         part = self._parts[index] if x is self._given else None
         if part is None:
             rows = x.reshape(-1, self._linear.k).to(self._ops.activation_dtype).contiguous()
-            self._given, self._parts = x, list(self._ops.linear(rows, self._linear).split(self._sizes, dim=1))
+            self._given, self._parts = x, list(torch.split(self._ops.linear(rows, self._linear), self._sizes, dim=1))
             part = self._parts[index]
             assert part is not None
         self._parts[index] = None
