@@ -130,7 +130,7 @@ async def test_a_dying_lease_is_enough_without_release(world: World) -> None:
     owner, other = await world.worker("w1", lease_s=0.5), await world.worker("w2", look_s=0.05)
     await world.submit_new()
     await owner.claim_one()
-    for _ in range(40):
+    for _ in range(200):
         await asyncio.sleep(0.05)
         if taken := await other.ownership.takeover_scan(8):
             break
