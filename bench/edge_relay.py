@@ -1,12 +1,13 @@
-"""What one chunk costs the edge: frames offered, events taken, rendered, framed, written by the ASGI response.
+"""What one chunk costs the edge: frames offered, events taken, rendered, framed, written directly or by the response.
 
 Run: ``python -m bench.edge_relay [streams] [tokens]``. No network and no Redis: frames are offered as the subscription
-would, responses write into a sink. The table shows CPU time for each chunk, stage by stage, and all together.
+would, connections and responses are sinks. The table shows CPU time for each chunk, stage by stage, and all together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +20,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from common.events import ChoiceFinished, Ended, EngineRequest, FinishReason, SamplingParams, Started, Tokens, Usage
 from common.tokenization.tokenizer import Tokenizer
 from edge.config import StreamSettings
+from edge.delivery import Delivery
 from edge.follower import Follower
+from edge.http_protocol import DirectBody
 from edge.sse import EventStream, frame_bare
+from edge.stream_body import StreamBody
 from edge.translate.presentation import CHAT, Presentation, encode_presentation
 from edge.translate.responses import StreamRenderer
 
@@ -77,8 +81,40 @@ def follow(payloads: list[Payload]) -> list[Any]:
     return taken
 
 
+class Sink:
+    """A connection that takes everything, as `DirectBody` sees it."""
+
+    def __init__(self) -> None:
+        self.flow = self.transport = self
+        self.write_paused = self.disconnected = self.response_complete = False
+        self.chunked_encoding = True
+
+    def write(self, _: bytes) -> None:
+        return None
+
+
+def push_all(streams: int, payloads: list[Payload], request: EngineRequest, tokenizer: Tokenizer) -> None:
+    """The direct way, all streams stepping together."""
+    followers = []
+    for _ in range(streams):
+        follower = Follower("r", after=0, capacity=256, gap=None)
+        direct: Any = DirectBody(Sink())  # type: ignore[arg-type]
+        body = StreamBody(StreamRenderer(request, tokenizer), Delivery(), direct)
+        follower.direct = functools.partial(_push, follower, body)
+        followers.append(follower)
+    for n, payload in payloads:
+        for follower in followers:
+            follower.offer(n, payload)
+            follower.flush()
+
+
+def _push(follower: Follower, body: StreamBody) -> None:
+    if body.is_ready:
+        body.take(follower.take())
+
+
 async def write_all(streams: int, payloads: list[Payload], request: EngineRequest, tokenizer: Tokenizer) -> None:
-    """Whole responses, one write an event, all streams stepping together as an engine makes them."""
+    """The long way: whole responses, one write an event, all streams stepping together as an engine makes them."""
     followers = [Follower("r", after=0, capacity=256, gap=None) for _ in range(streams)]
 
     async def blocks(follower: Follower) -> Any:
@@ -105,6 +141,7 @@ async def write_all(streams: int, payloads: list[Payload], request: EngineReques
     for n, payload in payloads:
         for follower in followers:
             follower.offer(n, payload)
+            follower.flush()
         for _ in range(4):  # turns of the loop until every response has written
             await asyncio.sleep(0)
     await asyncio.gather(*tasks)
@@ -126,7 +163,11 @@ def main() -> None:
         ("render", per_chunk_us(render, tokens)),
         ("frame", per_chunk_us(lambda: [frame_bare(chunks) for chunks in rendered], tokens)),
         (
-            f"whole response, {streams} streams",
+            f"directly, {streams} streams",
+            per_chunk_us(lambda: push_all(streams, payloads, request, tokenizer), tokens * streams, repeat=2),
+        ),
+        (
+            f"by the response, {streams} streams",
             per_chunk_us(
                 lambda: asyncio.run(write_all(streams, payloads, request, tokenizer)), tokens * streams, repeat=2
             ),
