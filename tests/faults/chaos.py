@@ -64,7 +64,8 @@ class Plan:
             return Server(fsync=FSYNC[self.durability], options=options)
         if self.layout == "cluster":
             return Cluster(3, replicas=1, options=options)
-        return Watched(_REPLICAS, options=options)
+        # A primary that wakes up after its successor was chosen has no replicas, and must not take writes.
+        return Watched(_REPLICAS, options={**options, "min-replicas-to-write": "1", "min-replicas-max-lag": "2"})
 
     @property
     def settings(self) -> dict[str, object]:
