@@ -111,6 +111,10 @@ class Server:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no replica: {client.info('replication')}")
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def follow(self, primary: Server) -> None:
         """From the next start on it is a replica of ``primary``, as configuration management would have it."""
         if "--replicaof" in self.arguments:
@@ -237,7 +241,7 @@ def follows_all(primary: Server, nodes: list[Server]) -> bool:
 def _is_linked(node: Server) -> bool:
     with node.client() as client:
         facts = client.info("replication")
-    return facts["role"] == "slave" and facts["master_link_status"] == "up"
+    return bool(facts["role"] == "slave" and facts["master_link_status"] == "up")
 
 
 def _until(condition: Callable[[], bool], complaint: str) -> None:
