@@ -1,4 +1,4 @@
-"""The power of the log server fails: what each durability setting promises of what was acknowledged."""
+"""The power of the log server fails, or its disk is full: what durability promises of what was acknowledged."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ async def test_standard_loses_a_tail_that_live_workers_write_again(deploy: Deplo
         await deployment.until(lambda: server.kept() >= claimed)
         assert not transcript.is_complete, "too fast a machine"
         assert server.cut_power() > 0, "everything was on the disk"
+        await asyncio.to_thread(server.start)
+        await scene.finish()
+    assert (await audit(deployment, scene.transcripts, expected)).wrong == []
+
+
+async def test_a_strict_server_whose_disk_is_full_ends_and_comes_back_with_everything(deploy: Deploy) -> None:
+    server, strict = Fragile("always"), {"durability": "strict"}
+    deployment = await deploy(edges=1, server=server, worker=strict, edge=strict)
+    expected = await undisturbed(deployment, [LONG])
+    async with aiohttp.ClientSession() as session:
+        scene = Scene(deployment, session)
+        transcript = scene.ask(LONG)
+        await scene.until(transcript, lambda events: len(tokens_of(events)) >= 100)
+        server.fill_disk()
+        await deployment.until(lambda: not server.is_running)
+        server.empty_disk()
         await asyncio.to_thread(server.start)
         await scene.finish()
     assert (await audit(deployment, scene.transcripts, expected)).wrong == []
