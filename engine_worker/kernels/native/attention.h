@@ -184,7 +184,7 @@ struct Tile {
   T* values(long group) const { return cache.values(table[group / cache.groups], head, group % cache.groups); }
 };
 // The cache lies in pieces of some KiB at random places, which hardware does not foresee. So what is read a few pieces
-// later is prefetched: at this distance (by measurement) memory is 1.5 times as fast as with the whole chunk to come.
+// later is prefetched. At 2 to 4 pieces decode attention took an eighth less CPU time than with the whole chunk to come.
 static const long PIECES_AHEAD = 3;
 // The pieces of a chunk in the order in which they are read: keys of each group, then values of each group, `wide` tiles
 // of 32 columns at a time, then the keys of the chunk to come.
