@@ -33,6 +33,14 @@ class ServeSettings(Settings):
     start_timeout_s: float = Field(600.0, gt=0, description="How long loading may take before serve gives up.")
 
 
+class LocalLogSettings(Settings):
+    """Whose log is read when no --redis-url is given."""
+
+    state_dir: Path = Field(
+        Path(".headrace"), description="State directory of a running `headrace serve`, whose embedded log is read."
+    )
+
+
 SHARED: Final[tuple[type[Settings], ...]] = (RedisSettings, TelemetrySettings)
 EDGE: Final[tuple[type[Settings], ...]] = (
     HttpSettings,
@@ -60,4 +68,5 @@ SERVE: Final[tuple[type[Settings], ...]] = (
     EmbeddedSettings,
     *SHARED,
 )
-ALL: Final[tuple[type[Settings], ...]] = tuple(dict.fromkeys((*SERVE, *WORKER, *EDGE)))
+LOG_READERS: Final[tuple[type[Settings], ...]] = (LocalLogSettings, RedisSettings)  # inspect, replay, tail
+ALL: Final[tuple[type[Settings], ...]] = tuple(dict.fromkeys((*SERVE, *WORKER, *EDGE, *LOG_READERS)))

@@ -12,6 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from cli.groups import LOG_READERS
+from cli.local_log import log_settings
 from cli.timeline import event_json, state_at, timeline
 from common.config import Flags, Settings, load
 from common.events import EngineRequest, Recorded
@@ -29,8 +31,8 @@ class InspectSettings(Settings):
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    loaded = load([InspectSettings, RedisSettings], argv, prog=prog, description=(__doc__ or "").strip())
-    asyncio.run(_inspect(loaded[InspectSettings], loaded[RedisSettings]))
+    loaded = load([InspectSettings, *LOG_READERS], argv, prog=prog, description=(__doc__ or "").strip())
+    asyncio.run(_inspect(loaded[InspectSettings], log_settings(loaded)))
     return 0
 
 

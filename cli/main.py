@@ -15,29 +15,37 @@ from common.errors import ConfigError, HeadraceError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``module`` has ``main(argv, prog) -> exit code``."""
+    """``module`` has ``main(argv, prog) -> exit code``; ``extra`` of the distribution brings what it imports."""
 
     module: str
     summary: str
+    extra: str = ""
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "serve": Command("cli.serve", "everything on this machine: log, workers and edges; without a model, a small demo"),
-    "edge": Command("cli.edge", "one edge: the OpenAI API over HTTP; needs only a Redis URL"),
-    "worker": Command("cli.worker", "one engine worker: a model, fed from the log"),
-    "model import": Command("cli.model_import", "bring a model into a directory that a worker loads fast"),
+    "serve": Command(
+        "cli.serve",
+        "everything on this machine: log, workers and edges; without a model, a small demo",
+        "edge,worker,embedded",
+    ),
+    "edge": Command("cli.edge", "one edge: the OpenAI API over HTTP; needs only a Redis URL", "edge"),
+    "worker": Command("cli.worker", "one engine worker: a model, fed from the log", "worker"),
+    "model import": Command("cli.model_import", "bring a model into a directory that a worker loads fast", "worker"),
     "inspect": Command("cli.inspect", "what happened to a request, from its events"),
-    "replay": Command("cli.replay", "run a request again and compare it with its log, token for token"),
+    "replay": Command("cli.replay", "run a request again and compare it with its log, token for token", "worker"),
     "tail": Command("cli.tail", "everything that happens, event by event"),
-    "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did"),
-    "bench engine": Command("cli.bench.engine", "the engine by itself: no HTTP, no log"),
-    "bench long-prompts": Command("cli.bench.long_prompts", "streams beside long prompts: pauses against waiting"),
-    "bench step": Command("cli.bench.step", "where the time of one engine step goes"),
+    "bench serve": Command("cli.bench.serve", "load any OpenAI-compatible server and say how it did", "bench"),
+    "bench engine": Command("cli.bench.engine", "the engine by itself: no HTTP, no log", "worker"),
+    "bench long-prompts": Command(
+        "cli.bench.long_prompts", "streams beside long prompts: pauses against waiting", "bench"
+    ),
+    "bench step": Command("cli.bench.step", "where the time of one engine step goes", "worker"),
 }
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_OWN: Final = ("common", "edge", "engine_worker", "cli", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _unknown(words)
     prog = f"headrace {name}"
     try:
-        result: int = importlib.import_module(COMMANDS[name].module).main(words[len(name.split()) :], prog)
+        module = importlib.import_module(COMMANDS[name].module)
+    except ModuleNotFoundError as error:
+        return _lacking(prog, COMMANDS[name], error)
+    try:
+        result: int = module.main(words[len(name.split()) :], prog)
     except HeadraceError as error:
         for line in error.message.splitlines():
             print(f"{prog}: {line}", file=sys.stderr)
@@ -64,9 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result
 
 
-def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+def overview(first_word: str = "") -> str:
+    """All commands, or those that begin with ``first_word``."""
+    shown = {name: command for name, command in COMMANDS.items() if first_word in ("", name.split()[0])}
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
     return "\n".join(
         [
             "usage: headrace COMMAND [options]",
@@ -80,10 +94,27 @@ def overview() -> str:
 
 
 def _unknown(words: Sequence[str]) -> int:
-    print(
-        f"headrace: unknown command {words[0]!r}{suggestion(words[0], COMMANDS)}; see headrace --help", file=sys.stderr
-    )
+    """Of two words when the first begins commands; that word alone shows them."""
+    is_group = any(name.split()[0] == words[0] for name in COMMANDS)
+    if is_group and (len(words) == 1 or words[1] in ("-h", "--help")):
+        print(overview(words[0]))
+        return EXIT_USAGE if len(words) == 1 else 0
+    asked = " ".join(words[: 1 + is_group])
+    print(f"headrace: unknown command {asked!r}{suggestion(asked, COMMANDS)}; see headrace --help", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _lacking(prog: str, command: Command, error: ModuleNotFoundError) -> int:
+    """A package that is not installed is named; a module of ours that is missing is a mistake of ours. Raises that."""
+    package = (error.name or "").partition(".")[0]
+    if not command.extra or package in _OWN:
+        raise error
+    print(
+        f"{prog}: needs {package}, which is not installed: pip install 'headrace[{command.extra}]', "
+        "or make setup in the repository",
+        file=sys.stderr,
+    )
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

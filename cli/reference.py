@@ -12,7 +12,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from cli.groups import ALL, EDGE, SERVE, WORKER
+from cli.groups import ALL, EDGE, LOG_READERS, SERVE, WORKER
 from cli.main import COMMANDS
 from common import errors, events
 from common.config import Settings
@@ -163,7 +163,12 @@ def _settings(group: type[Settings]) -> list[Setting]:
 def _readers(group: type[Settings]) -> str:
     if group not in ALL:
         return f"`headrace {_commands()[group]}`"
-    commands = (("serve", SERVE), ("worker", WORKER), ("edge", EDGE))
+    commands = (
+        ("serve", SERVE),
+        ("worker", WORKER),
+        ("edge", EDGE),
+        *((name, LOG_READERS) for name in ("inspect", "replay", "tail")),
+    )
     return ", ".join(f"`headrace {name}`" for name, groups in commands if group in groups)
 
 

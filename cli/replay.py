@@ -16,7 +16,9 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from cli.groups import LOG_READERS
 from cli.inspect import read_request
+from cli.local_log import log_settings
 from common.config import Flags, Settings, load
 from common.events import EngineRequest, Recorded, Started
 from common.request_state import RequestState, fold
@@ -41,7 +43,7 @@ GROUPS: Final[tuple[type[Settings], ...]] = (
     ComputeSettings,
     SchedulerSettings,
     KvCacheSettings,
-    RedisSettings,
+    *LOG_READERS,
 )
 
 
@@ -57,7 +59,7 @@ class Difference:
 
 def main(argv: Sequence[str], prog: str) -> int:
     loaded = load(GROUPS, argv, prog=prog, description=(__doc__ or "").strip())
-    request, events = asyncio.run(_read(loaded[RedisSettings], loaded[ReplaySettings].replayed_id))
+    request, events = asyncio.run(_read(log_settings(loaded), loaded[ReplaySettings].replayed_id))
     settings = EngineSettings(
         model=loaded[ModelSettings],
         compute=loaded[ComputeSettings],

@@ -27,6 +27,7 @@ from typing import Final
 
 from cli import groups
 from cli.groups import ServeSettings
+from cli.local_log import SERVE_FILE
 from cli.model_import import ensure_demo_model
 from cli.supervisor import ChildSpec, Supervisor
 from common.config import Loaded, load
@@ -101,7 +102,7 @@ def main(argv: Sequence[str], prog: str) -> int:
             try:
                 name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
                 if name:
-                    announce(state_dir, plan, supervisor, name)
+                    announce(state_dir, plan, supervisor, name, log.embedded_url)
                 while not stop.asked:
                     supervisor.check()
                     log.check()
@@ -172,6 +173,7 @@ class Log:
     def __init__(self, loaded: Loaded, state_dir: Path) -> None:
         self._server: EmbeddedServer | None = None
         self.url = loaded[RedisSettings].redis_url
+        self.embedded_url = ""  # written down for `inspect`; one that was given may hold a password
         if "redis_url" in loaded.sources:
             asyncio.run(_reach(loaded[RedisSettings]))
             return
@@ -180,7 +182,7 @@ class Log:
             settings = settings.model_copy(update={"data_dir": state_dir / "log"})
         self._settings = settings
         self._server = EmbeddedServer.start(settings)
-        self.url = self._server.url
+        self.url = self.embedded_url = self._server.url
         say(f"log: embedded server in {settings.data_dir}")
 
     def check(self) -> None:
@@ -291,16 +293,17 @@ def _get(url: str, key: str = "") -> str:
         return ""
 
 
-def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str) -> None:
+def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str, log_url: str) -> None:
     """Say where it is, with a line to try it; the same for programs in ``serve.json``. Raises `StartFailed`."""
     url = plan.urls[0]
     facts = {"url": url, "urls": plan.urls, "model": name, "pid": os.getpid(), "children": supervisor.pids()}
-    partial = state_dir / "serve.json.partial"
+    facts |= {"log": log_url} if log_url else {}
+    partial = state_dir / f"{SERVE_FILE}.partial"
     try:
         partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        partial.replace(state_dir / "serve.json")
+        partial.replace(state_dir / SERVE_FILE)
     except OSError as error:
-        raise StartFailed(f"{state_dir / 'serve.json'} cannot be written: {error.strerror}") from error
+        raise StartFailed(f"{state_dir / SERVE_FILE} cannot be written: {error.strerror}") from error
     body = {"model": name, "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 40, "stream": True}
     key = ["  -H 'Authorization: Bearer YOUR_KEY' \\"] if plan.key else []
     lines = [

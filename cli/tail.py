@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from cli.groups import LOG_READERS
+from cli.local_log import log_settings
 from cli.timeline import describe
 from common.config import Settings, load
 from common.errors import StreamExpired
@@ -24,8 +26,8 @@ class TailSettings(Settings):
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    loaded = load([TailSettings, RedisSettings], argv, prog=prog, description=__doc__ or "")
-    asyncio.run(_tail(loaded[TailSettings], loaded[RedisSettings]))
+    loaded = load([TailSettings, *LOG_READERS], argv, prog=prog, description=__doc__ or "")
+    asyncio.run(_tail(loaded[TailSettings], log_settings(loaded)))
     return 0
 
 

@@ -31,6 +31,34 @@ def test_an_unknown_command_is_answered_with_the_likely_one(capsys: pytest.Captu
     assert capsys.readouterr().err == ("headrace: unknown command 'sevre' (did you mean serve?); see headrace --help\n")
 
 
+@pytest.mark.parametrize(("argv", "code"), [(["bench"], 2), (["bench", "--help"], 0)])
+def test_a_word_that_begins_commands_shows_them(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == code
+    text = capsys.readouterr().out
+    assert "  bench serve " in text
+    assert "  inspect " not in text
+
+
+def test_a_mistake_in_the_second_word_is_answered_with_the_likely_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sevre"]) == 2
+    assert "unknown command 'bench sevre' (did you mean bench serve?)" in capsys.readouterr().err
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
+    program = """
+import sys
+sys.modules["aiohttp"] = None
+from cli.main import main
+sys.exit(main(["bench", "serve"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "headrace bench serve: needs aiohttp, which is not installed: pip install 'headrace[bench]', "
+        "or make setup in the repository\n"
+    )
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_in_groups(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(COMMANDS[name].module)
