@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
     logger.info("settings", **loaded.given())
     try:
         asyncio.run(wait_for_log(settings.redis))
-        with bind(settings.http) as sock:
+        with bind(settings.http, settings.streams.send_timeout_s) as sock:
             tracing = Tracing.configure("edge", address_of(sock), loaded[TelemetrySettings])
             lifecycle = Lifecycle()
             server = EdgeServer(create_app(settings, lifecycle, tracing), settings.http, settings.streams, lifecycle)

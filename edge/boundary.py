@@ -12,6 +12,7 @@ from common.errors import HeadraceError, Overloaded
 from common.telemetry.logging import get_logger
 from edge.errors import MethodNotAllowed, PathNotFound, error_answer
 from edge.request_context import context_of
+from edge.sse import StreamCut
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
@@ -61,7 +62,9 @@ class ErrorBoundary:
             if has_begun:
                 # Returning without the end of the answer makes the server cut the connection: a clean end would
                 # make half an answer look whole.
-                logger.warning("answer cut", error=repr(error), exc_info=not isinstance(error, HeadraceError))
+                logger.warning(
+                    "answer cut", error=repr(error), exc_info=not isinstance(error, HeadraceError | StreamCut)
+                )
                 return
             await self._refuse(error, scope, receive, send)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncio.events import TimerHandle
 
     from starlette.types import Scope
+    from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MAX_HEAD_BYTES: Final = 64 << 10
@@ -42,7 +43,8 @@ class DirectBody:
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
-        return cycle.chunked_encoding is True
+        # A transport that has met an error takes no more, one turn of the loop before the cycle is told.
+        return cycle.chunked_encoding is True and not cycle.transport.is_closing()
 
     def write(self, part: bytes) -> None:
         """One part, not empty, while the body `is_ready`."""
@@ -65,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -73,6 +76,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn tells the request that came last, which may still wait for the one that is being answered.
+            running.disconnected = True
+            running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -88,6 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
         self.scope[_DIRECT] = DirectBody(self.cycle)  # type: ignore[typeddict-unknown-key]  # the cycle of this head
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         self._in_head = True

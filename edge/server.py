@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge.config import HttpSettings, StreamSettings
     from edge.lifecycle import Lifecycle
 
+_LONGEST_S: Final = 86_400.0
 CUT_AFTER_S: Final = 3.0  # from the end of draining to cutting readers that do not take their last words
 
 
@@ -43,9 +44,11 @@ class EdgeServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the listening sockets before anything else, then waits for what is open."""
+        """Closes the listening sockets before anything else, then waits for what is open, within bounds."""
         self._lifecycle.stop_listening()
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its client takes nothing: the loop would wait for it when it is closed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal handler, in the main thread but at any point of the program."""
@@ -76,13 +79,18 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
-def bind(http: HttpSettings) -> socket.socket:
-    """The listening socket. Raises `ConfigError` when the address cannot be had."""
+def bind(http: HttpSettings, send_timeout_s: float) -> socket.socket:
+    """The listening socket. Raises `ConfigError` when the address cannot be had.
+
+    The kernel ends connections whose clients take nothing for ``send_timeout_s``: closing alone would wait for them.
+    """
     if http.uds:
         return _bind_unix(http.uds)
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, where accepted sockets inherit it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(min(send_timeout_s, _LONGEST_S) * 1000))
     if http.reuse_port:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

@@ -99,8 +99,14 @@ def _shared(service: str) -> list[Processor]:
 
 
 def _formatter(service: str, *, pretty: bool, colors: bool) -> logging.Formatter:
+    # Tracebacks are plain: the library's own show the variables of each frame, what clients sent and keys among them,
+    # and take seconds to draw.
     renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=36)]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=colors, pad_event_to=36, exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if pretty
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     )

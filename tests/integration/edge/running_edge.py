@@ -38,12 +38,12 @@ class ThreadedEdge:
         }
         self.settings = EdgeSettings(**{**usual, **groups})
         http = self.settings.http
-        self._socket = bind(http)
-        self.url = address_of(self._socket)
+        self.socket = bind(http, self.settings.streams.send_timeout_s)
+        self.url = address_of(self.socket)
         lifecycle = Lifecycle()
         self.app = create_app(self.settings, lifecycle, tracing or Tracing.off())
         self._server = EdgeServer(self.app, http, self.settings.streams, lifecycle)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self.socket]}, daemon=True)
 
     def start(self, *, until: str = "/ready") -> ThreadedEdge:
         self._thread.start()
@@ -54,6 +54,11 @@ class ThreadedEdge:
     def services(self) -> Services:
         services: Services = self.app.state.services
         return services
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.server_state.connections)
 
     def in_loop(self, call: Any) -> None:
         """Run ``call`` on the edge's own event loop."""

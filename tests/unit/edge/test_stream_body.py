@@ -24,7 +24,11 @@ class Line:
         self.flow = self
         self.transport = self
         self.write_paused = self.disconnected = self.response_complete = False
+        self.closing = False
         self.chunked_encoding: bool | None = True
+
+    def is_closing(self) -> bool:
+        return self.closing
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -67,7 +71,13 @@ def test_what_a_client_has_seen_is_not_shown_again() -> None:
 
 @pytest.mark.parametrize(
     ("state", "value"),
-    [("write_paused", True), ("disconnected", True), ("response_complete", True), ("chunked_encoding", None)],
+    [
+        ("write_paused", True),
+        ("disconnected", True),
+        ("response_complete", True),
+        ("chunked_encoding", None),
+        ("closing", True),
+    ],
 )
 def test_a_connection_that_cannot_take_more_is_not_ready(state: str, value: bool | None) -> None:
     request, _ = answered()

@@ -113,3 +113,15 @@ def test_a_terminal_gets_text_for_eyes_unless_told_otherwise(
     get_logger("a").info("hello", answer=42)
     assert stream.getvalue().startswith("{") is is_json
     assert "hello" in stream.getvalue()
+
+
+def test_a_traceback_for_eyes_shows_no_variables() -> None:
+    stream = io.StringIO()
+    configure_logging("edge", TelemetrySettings(log_format="pretty"), stream=stream)
+    secret = "".join(["sk-", "secret"])  # noqa: F841 - stands in the frame
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        get_logger("a").error("failed", exc_info=True)
+    assert "broken" in stream.getvalue()
+    assert "sk-secret" not in stream.getvalue()
