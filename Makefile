@@ -63,7 +63,7 @@ bench: $(VENV)/.dev ## a short look, about four minutes: a step by part, the way
 	$(BIN)/python -m bench.compare --modes int4 --workloads A,B --rounds 1 --share 0.34 --minutes 3
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages: configuration, metrics
+docs: $(VENV)/.dev ## write the generated pages: configuration, metrics, errors, events
 	$(BIN)/python -m cli.reference
 
 .PHONY: clean

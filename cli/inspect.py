@@ -13,12 +13,12 @@ from typing import Annotated
 from pydantic import Field
 
 from cli.groups import LOG_READERS
-from cli.local_log import log_settings
+from cli.local_log import open_log
 from cli.timeline import event_json, state_at, timeline
-from common.config import Flags, Settings, load
+from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded
 from common.telemetry.trace_ids import trace_id_hex
-from common.transport import LogClient, Reading, RedisSettings, RequestPhase, RequestStatus
+from common.transport import LogClient, Reading, RequestPhase, RequestStatus
 
 
 class InspectSettings(Settings):
@@ -32,12 +32,12 @@ class InspectSettings(Settings):
 
 def main(argv: Sequence[str], prog: str) -> int:
     loaded = load([InspectSettings, *LOG_READERS], argv, prog=prog, description=(__doc__ or "").strip())
-    asyncio.run(_inspect(loaded[InspectSettings], log_settings(loaded)))
+    asyncio.run(_inspect(loaded[InspectSettings], loaded))
     return 0
 
 
-async def _inspect(settings: InspectSettings, redis: RedisSettings) -> None:
-    client = await LogClient.open(redis)
+async def _inspect(settings: InspectSettings, loaded: Loaded) -> None:
+    client = await open_log(loaded)
     try:
         status, request, events = await read_request(client, settings.request_id)
         place = await Reading(client).queue_place(settings.request_id)

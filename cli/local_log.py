@@ -8,13 +8,27 @@ from typing import Final
 
 from cli.groups import LocalLogSettings
 from common.config import Loaded
-from common.transport import RedisSettings
+from common.errors import LogUnavailable
+from common.transport import LogClient, RedisSettings
 
 SERVE_FILE: Final = "serve.json"
 
 
+async def open_log(loaded: Loaded) -> LogClient:
+    """The log as given, else the embedded one of the state directory, else the default. Raises `LogUnavailable`."""
+    settings = log_settings(loaded)
+    try:
+        return await LogClient.open(settings)
+    except LogUnavailable as error:
+        if settings is not loaded[RedisSettings] or "redis_url" in loaded.sources:
+            raise
+        place = loaded[LocalLogSettings].state_dir.absolute()
+        hint = f"no headrace serve runs in {place} and no --redis-url was given; --state-dir names another place"
+        raise LogUnavailable(f"{error.message}\n{hint}") from error
+
+
 def log_settings(loaded: Loaded) -> RedisSettings:
-    """The connection: as given, else to the embedded log that runs in the state directory, else the default."""
+    """The connection that `open_log` makes; the loaded settings themselves where no log was found here."""
     settings = loaded[RedisSettings]
     if "redis_url" in loaded.sources:
         return settings

@@ -18,12 +18,11 @@ from pydantic import Field
 
 from cli.groups import LOG_READERS
 from cli.inspect import read_request
-from cli.local_log import log_settings
-from common.config import Flags, Settings, load
+from cli.local_log import open_log
+from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded, Started
 from common.request_state import RequestState, fold
 from common.tokenization.tokenizer import Tokenizer
-from common.transport import LogClient, RedisSettings
 from engine_worker.assembly import Assembly, EngineSettings, load_engine
 from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
 from engine_worker.sequence import Sequence as EngineSequence
@@ -59,7 +58,7 @@ class Difference:
 
 def main(argv: Sequence[str], prog: str) -> int:
     loaded = load(GROUPS, argv, prog=prog, description=(__doc__ or "").strip())
-    request, events = asyncio.run(_read(log_settings(loaded), loaded[ReplaySettings].replayed_id))
+    request, events = asyncio.run(_read(loaded, loaded[ReplaySettings].replayed_id))
     settings = EngineSettings(
         model=loaded[ModelSettings],
         compute=loaded[ComputeSettings],
@@ -81,8 +80,8 @@ def main(argv: Sequence[str], prog: str) -> int:
     return EXIT_DIFFERENT if differences else 0
 
 
-async def _read(redis: RedisSettings, request_id: str) -> tuple[EngineRequest, list[Recorded]]:
-    client = await LogClient.open(redis)
+async def _read(loaded: Loaded, request_id: str) -> tuple[EngineRequest, list[Recorded]]:
+    client = await open_log(loaded)
     try:
         _, request, events = await read_request(client, request_id)
     finally:

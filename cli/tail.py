@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from cli.groups import LOG_READERS
-from cli.local_log import log_settings
+from cli.local_log import open_log
 from cli.timeline import describe
-from common.config import Settings, load
+from common.config import Loaded, Settings, load
 from common.errors import StreamExpired
 from common.events import EngineRequest, Tokens
-from common.transport import LogClient, Reading, RedisSettings, RequestPhase
+from common.transport import Reading, RequestPhase
 
 
 class TailSettings(Settings):
@@ -27,12 +27,12 @@ class TailSettings(Settings):
 
 def main(argv: Sequence[str], prog: str) -> int:
     loaded = load([TailSettings, *LOG_READERS], argv, prog=prog, description=__doc__ or "")
-    asyncio.run(_tail(loaded[TailSettings], log_settings(loaded)))
+    asyncio.run(_tail(loaded[TailSettings], loaded))
     return 0
 
 
-async def _tail(settings: TailSettings, redis: RedisSettings) -> None:
-    client = await LogClient.open(redis)
+async def _tail(settings: TailSettings, loaded: Loaded) -> None:
+    client = await open_log(loaded)
     try:
         await _Tail(Reading(client), settings).run()
     finally:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.groups import LOG_READERS
-from cli.local_log import log_settings
-from common.config import load
+from cli.local_log import log_settings, open_log
+from common.config import Loaded, load
+from common.errors import LogUnavailable
 from common.transport import RedisSettings
 
 DEFAULT = RedisSettings().redis_url
@@ -46,3 +47,11 @@ def test_without_an_embedded_log_here_the_default_is_read(state_dir: Path, conte
     if content is not None:
         (state_dir / "serve.json").write_text(content, encoding="utf-8")
     assert url_read(state_dir) == DEFAULT
+
+
+async def test_whoever_has_no_log_here_is_told_how_to_name_one(state_dir: Path) -> None:
+    loaded = load(LOG_READERS, ["--state-dir", str(state_dir), "--redis-retry-s", "0"], environ={})
+    nowhere = loaded[RedisSettings].model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
+    groups = {**loaded.groups, RedisSettings: nowhere}
+    with pytest.raises(LogUnavailable, match=r"no headrace serve runs in .* no --redis-url was given"):
+        await open_log(Loaded(groups, loaded.sources))
