@@ -22,14 +22,14 @@ class Line:
     """For commands that answer at once: one that blocks would keep all others waiting.
 
     A task that is cancelled gives up its answer; the connection lives on. Connects with the first command, and again
-    with the first after a failure. Raises the library's errors.
+    with the first after a failure: once for all who wait for it, and also if they give up. Raises the library's errors.
     """
 
     def __init__(self, pool: Any, timeout_s: float) -> None:
         """``pool``: makes the connection. ``timeout_s``: time for an answer; beyond it the connection is given up."""
         self._pool = pool
         self._timeout_s = timeout_s
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[_Answers] | None = None
         self._current: _Answers | None = None
 
     async def execute(self, *args: Any) -> Any:
@@ -37,6 +37,8 @@ class Line:
         answers = self._current
         if answers is None or answers.is_retired:
             answers = await self._connected()
+            if answers.is_retired:  # between two turns of the loop
+                raise redis.ConnectionError("connection lost as soon as it was made")
         return await answers.to(hiredis.pack_command(args))
 
     def retire(self) -> None:
@@ -46,17 +48,34 @@ class Line:
 
     async def close(self) -> None:
         """Close the connection and wait for it. No command may be under way."""
+        if self._connecting is not None:
+            await asyncio.wait({self._connecting})
         if self._current is not None:
             self._current.retire()
             await self._current.closed
 
     async def _connected(self) -> _Answers:
-        async with self._connecting:
-            if self._current is None or self._current.is_retired:
-                connection = self._pool.make_connection()
-                await connection.connect()
-                self._current = _Answers(connection, self._timeout_s)
-            return self._current
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._has_connected)
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> _Answers:
+        connection = self._pool.make_connection()
+        try:
+            await connection.connect()
+            if connection._reader.at_eof() or connection._writer.transport.is_closing():
+                raise redis.ConnectionError("connection closed by server as soon as it was made")
+        except BaseException:
+            connection._close()
+            raise
+        self._current = _Answers(connection, self._timeout_s)
+        return self._current
+
+    def _has_connected(self, task: asyncio.Task[_Answers]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # everybody may have given up: then nobody else looks at it
 
 
 class _Answers(asyncio.Protocol):
