@@ -11,7 +11,8 @@ from torch import Tensor
 def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The first ``k`` of each row: fp32 [R, V] -> (values [R, k], token ids int64 [R, k]); k <= V.
 
-    Where fewer than ``k`` tokens are above -inf, the rest of the row is filled with any token at -inf.
+    Where fewer than ``k`` tokens are above -inf, the rest of the row is filled with any token at -inf. A row may be nan
+    throughout, as the softmax of what is not finite is: any tokens are its first.
     """
     if values.device.type != "cpu":
         return ranked_on_device(values, k)
@@ -36,6 +37,8 @@ def ranked_on_device(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _ranked_ids(row: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
     """numpy's vectorised selection takes a fraction of the time of torch's topk, on one thread."""
     edge = np.partition(row, len(row) - k)[len(row) - k]  # the k-th largest
+    if np.isnan(edge):
+        return np.arange(k)
     if edge == -np.inf:
         ids = np.flatnonzero(row > edge)
         ids = np.concatenate([ids, np.full(k - len(ids), row.argmin())])

@@ -69,7 +69,7 @@ class Sampler:
         if batch.penalties is not None:
             batch.penalties.apply(logits)
         token_ids = _draw(logits, batch, failed, self._scratch)
-        return _output(batch, token_ids, _scores(raw, batch, token_ids), failed)
+        return _output(batch, token_ids, _scores(raw, batch, token_ids, failed), failed)
 
     def _raw_logprobs(self, logits: Tensor, batch: Batch) -> Tensor | None:
         """fp32 [rows that want log probabilities, V]; a copy, since ``logits`` are about to change."""
@@ -139,11 +139,16 @@ def _cannot_draw(maximum: float) -> str:
     return f"no token can be drawn: the highest logit is {maximum}"
 
 
-def _scores(raw: Tensor | None, batch: Batch, token_ids: list[int]) -> dict[int, TokenLogprobs]:
+def _scores(raw: Tensor | None, batch: Batch, token_ids: list[int], failed: dict[int, str]) -> dict[int, TokenLogprobs]:
+    """Rows with logits that are not finite are added to ``failed``, also where a mask hid these from the draw."""
     if raw is None:
         return {}
     scores = token_logprobs(raw, [token_ids[row] for row in batch.num_top], list(batch.num_top.values()))
-    return dict(zip(batch.num_top, scores, strict=True))
+    found = dict(zip(batch.num_top, scores, strict=True))
+    for row, score in found.items():
+        if math.isnan(score.logprob):
+            failed.setdefault(row, "no token can be scored: a logit is not finite")
+    return found
 
 
 def _output(

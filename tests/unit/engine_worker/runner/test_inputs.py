@@ -95,3 +95,31 @@ def test_a_step_of_decodes_alone_has_the_inputs_of_any_other_step(inputs: StepIn
         assert alone.meta.max_seq_len == max(alone.meta.seq_lens.tolist())
         assert alone.sampling == [item.sequence for item in chosen]
         assert alone.sampling_rows is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_short_way_gives_what_the_long_way_gives_at_any_size(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tables = draw.permutation(64 * 16).reshape(64, 16).astype(np.int32)
+    limits = {"max_tokens": 256, "max_sequences": 64, "block_size": BLOCK_SIZE, "vocab_size": 100}
+    short, long = (StepInputs(**limits, block_tables=tables, device=torch.device("cpu")) for _ in range(2))
+    long._decodes = None
+    for _ in range(60):
+        count = int(draw.integers(1, 65))
+        rows, is_plain = draw.permutation(64)[:count].tolist(), draw.random() < 0.6
+        scheduled = []
+        for row in rows:
+            tokens = draw.integers(0, 101 if draw.random() < 0.02 else 100, int(draw.integers(1, 62))).tolist()
+            num_tokens = 1 if is_plain or draw.random() < 0.9 else int(draw.integers(1, min(len(tokens), 4) + 1))
+            start = len(tokens) - num_tokens - int(not is_plain and len(tokens) > num_tokens and draw.random() < 0.1)
+            scheduled.append(_scheduled(row, tokens, start, num_tokens))
+        plan = _plan(*scheduled)
+        one, other = short.build(plan), long.build(plan)
+        for name in ("query_start", "seq_lens", "block_table_rows", "slot_mapping", "positions"):
+            assert torch.equal(getattr(one.meta, name), getattr(other.meta, name)), name
+        assert torch.equal(one.token_ids, other.token_ids)
+        assert (one.meta.max_query_len, one.meta.max_seq_len) == (other.meta.max_query_len, other.meta.max_seq_len)
+        assert one.first_token.tolist() == other.first_token.tolist()
+        assert (one.sampling, one.failed) == (other.sampling, other.failed)
+        ends = [list(range(count)) if way.sampling_rows is None else way.sampling_rows.tolist() for way in (one, other)]
+        assert ends[0] == ends[1]
