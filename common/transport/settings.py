@@ -31,8 +31,8 @@ class RedisSettings(Settings):
         default=0,
         ge=0,
         le=8,
-        description="Replicas that must acknowledge in strict mode: as many as can be promoted; 0 relies on appendfsync "
-        "always",
+        description="Replicas that must acknowledge in strict mode: as many as can be promoted; 0 relies on "
+        "appendfsync always",
     )
     strict_wait_ms: int = Field(default=1000, ge=1, le=60_000, description="Longest wait for those replicas")
     redis_connect_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Time to connect")

@@ -10,7 +10,7 @@ from email.message import Message
 from random import Random
 
 import pytest
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from common.events import Started
 from tests.faults.client import Client, Transcript
@@ -113,6 +113,7 @@ async def test_a_full_disk_pauses_what_runs_and_everything_goes_on(operate: Oper
         asked = asyncio.create_task(client.stream(LONG, "running", transcript=transcript))
         await until_read(deployment, transcript, 5000)
         server.fill_disk()
+        await deployment.until(lambda: refuses_writes(server))  # from its first failed append on
         status, headers, code = await asyncio.to_thread(refusal, edge.url)
         assert (status, code) == (503, "log_unavailable")
         assert 1 <= int(headers["Retry-After"]) <= 60
@@ -126,6 +127,15 @@ async def test_a_full_disk_pauses_what_runs_and_everything_goes_on(operate: Oper
     owners = [item for item in await deployment.reading.read_range(transcript.request_id, after=0, limit=10_000)
               if isinstance(item.event, Started)]  # fmt: skip
     assert len(owners) == 1, "the other worker took over although its own lease was gone as well"
+
+
+def refuses_writes(server: Server) -> bool:
+    with server.client() as client:
+        try:
+            client.set("probe", 1)
+        except ResponseError as error:
+            return str(error).startswith("MISCONF")
+    return False
 
 
 def not_ready(url: str) -> bool:
