@@ -110,9 +110,10 @@ def room_left(prompts: Sequence[Sequence[int]], model: ServedModel, param: str) 
     if not min(map(len, prompts)):
         raise InvalidRequest(f"{param} must not be empty", param=param)
     if longest >= limit:
+        verb = "have" if param == "messages" else "has"
         raise ContextOverflow(
-            f"This model's maximum context length is {limit} tokens. However, your {param} has {longest} tokens, which "
-            "leaves no room for output. Please shorten it.",
+            f"This model's maximum context length is {limit} tokens. However, your {param} {verb} {longest} tokens, "
+            "which leaves no room for output. Please shorten it.",
             param=param,
         )
     return limit - longest
