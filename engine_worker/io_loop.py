@@ -141,6 +141,8 @@ class IoLoop:
     def _begin_stop(self, handover: bool) -> None:
         self._handover = self._handover or handover
         self._stop_asked.set()
+        if self._output is None:  # it waits for the log, and has nothing to finish
+            self._cancel_everything()
 
     def _cancel_everything(self) -> None:
         for task in asyncio.all_tasks(self._loop):

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from common.transport.connections import PushSource
 
-_SILENCE_S: Final = 10.0  # then the connection is asked whether it still lives
+_LOOK_S: Final = 2.0
+_SILENCE_S: Final = 8.0  # then the connection is asked whether it still lives
+_ANSWER_S: Final = 10.0  # and so long it may take to answer
 _INCOMPLETE: Final = object()
 
 
@@ -45,7 +47,7 @@ async def listen(source: PushSource, *, confirmed: Callable[[], None], message: 
     try:
         messages.subscribe(source)
         while True:
-            await asyncio.wait({messages.lost}, timeout=_SILENCE_S)
+            await asyncio.wait({messages.lost}, timeout=_LOOK_S)
             messages.check()
     finally:
         messages.abort()
@@ -65,6 +67,7 @@ class _Messages(asyncio.Protocol):
         )
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
+        self._asked_at: float | None = None  # nothing was heard since
         self.lost: asyncio.Future[str] = self._loop.create_future()
         """Why, when it is."""
         self._transport = cast(asyncio.Transport, connection._writer.transport)
@@ -82,10 +85,12 @@ class _Messages(asyncio.Protocol):
         """To be called now and then. Raises `SubscriptionLost`."""
         if self.lost.done():
             raise SubscriptionLost(self.lost.result())
-        silent_s = self._loop.time() - self._heard_at
-        if silent_s >= 2 * _SILENCE_S:
-            raise SubscriptionLost(f"no answer for {silent_s:.0f} s")
-        if silent_s >= _SILENCE_S:
+        now = self._loop.time()
+        if self._asked_at is not None:
+            if now - self._asked_at >= _ANSWER_S:
+                raise SubscriptionLost(f"no answer for {now - self._asked_at:.0f} s")
+        elif now - self._heard_at >= _SILENCE_S:
+            self._asked_at = now
             self._transport.write(hiredis.pack_command(("PING",)))
 
     def abort(self) -> None:
@@ -93,7 +98,7 @@ class _Messages(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at, self._asked_at = self._loop.time(), None
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets()) is not _INCOMPLETE:

@@ -115,6 +115,24 @@ async def test_the_push_channel_comes_back_and_says_so(server: Server) -> None:
         assert frames[0].n == 1
 
 
+async def test_a_quiet_subscription_is_kept_and_one_without_answers_is_made_anew(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_LOOK_S", 0.02), ("_SILENCE_S", 0.02), ("_ANSWER_S", 2.0)):
+        monkeypatch.setattr(f"common.transport.subscription.{name}", seconds)
+    async with world_on(server) as world, FrameBus(world.client, "edge-a") as bus:
+        signals = aiter(bus)
+        assert await anext(signals) == Resubscribed()
+        following = asyncio.ensure_future(anext(signals))
+        await asyncio.sleep(0.5)  # asked a dozen times, and it has answered
+        assert not following.done()
+        server.pause()
+        await asyncio.sleep(2.5)
+        server.resume()
+        async with asyncio.timeout(20):
+            assert await following == Resubscribed()
+
+
 async def test_without_a_server_calls_fail_in_time_with_our_error(server: Server) -> None:
     async with world_on(server, redis_retry_s=0.3) as world:
         worker = await world.worker("w1")

@@ -46,6 +46,11 @@ class Fleet:
 
     async def start(self, name: str, *, step_s: float = 0.01, flags: tuple[str, ...] = (), **more: object) -> None:
         """A worker process, once it is registered and live."""
+        self.spawn(name, step_s=step_s, flags=flags, **more)
+        await self.until(lambda: self.is_live(name), 100)
+
+    def spawn(self, name: str, *, step_s: float = 0.01, flags: tuple[str, ...] = (), **more: object) -> None:
+        """A worker process that begins."""
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -60,7 +65,6 @@ class Fleet:
         }
         with (self._directory / f"{name}.log").open("ab") as log:
             self.workers[name] = _spawn([sys.executable, "-m", self.module, *flags], environ, self._directory, log)
-        await self.until(lambda: self.is_live(name), 100)
 
     async def is_live(self, name: str) -> bool:
         if self.workers[name].poll() is not None:

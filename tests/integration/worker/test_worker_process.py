@@ -12,6 +12,7 @@ from common.events import CancelReason, Ended, FinishReason, Grammar, Milestone,
 from common.request_state import fold
 from common.transport import CancelOutcome
 from tests.integration.worker.conftest import LEASE_S, Fleet, assert_exact
+from tests.servers import Server, running
 
 pytestmark = pytest.mark.e2e
 
@@ -147,6 +148,29 @@ async def test_a_name_that_a_live_worker_has_is_refused_in_one_line(fleet: Fleet
     assert first.poll() is None
 
 
+async def test_a_worker_that_waits_for_the_log_can_be_stopped(fleet: Fleet) -> None:
+    fleet.spawn("w1", redis_url="redis://127.0.0.1:1/0")
+
+    async def waits() -> bool:
+        return "waiting for the log" in fleet.log_of("w1")
+
+    await fleet.until(waits, 60)
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1", 30) == 0
+
+
+async def test_an_idle_worker_whose_log_is_gone_can_be_stopped(fleet: Fleet) -> None:
+    with running(Server(fsync="everysec")) as server:
+        fleet.spawn("w1", redis_url=server.url)
+
+        async def is_ready() -> bool:
+            return '"event":"ready"' in fleet.log_of("w1")
+
+        await fleet.until(is_ready, 60)
+    fleet.signal("w1", signal.SIGTERM)
+    assert await fleet.exit_code("w1", 60) == 0
+
+
 async def test_a_failing_engine_gives_its_lease_up_at_once(fleet: Fleet) -> None:
     await fleet.start("w1", step_s=0.01, fake_fail_at=20, lease_ttl_s=30)
     made = await fleet.submit(1, max_tokens=60)
@@ -185,7 +209,7 @@ async def test_cancelling_frees_the_place_within_a_moment(fleet: Fleet) -> None:
 
     async def is_idle() -> bool:
         (record,) = await fleet.registry.workers()
-        return record.stats["running"] == 0 and record.stats["kv_usage"] == 0
+        return (record.stats.get("running"), record.stats.get("kv_usage")) == (0, 0)
 
     await fleet.until(is_idle, 3)
 
