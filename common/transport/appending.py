@@ -31,10 +31,11 @@ class Batch:
     items: tuple[AppendItem, ...]
     payloads: tuple[tuple[bytes, ...], ...]
 
-    def keys(self, keys: Keys, model: str) -> list[str]:
+    def keys(self, keys: Keys, model: str, worker: str) -> list[str]:
         names = [keys.load(self.partition, model), *keys.queues(self.partition, model)]
         for item in self.items:
             names += (keys.request(item.request_id), keys.output(item.request_id))
+        names.append(keys.lease(self.partition, worker))
         return names
 
     def arguments(self, settings: RedisSettings, token: str, reader_timeout_ms: int) -> list[Any]:

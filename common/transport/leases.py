@@ -24,6 +24,9 @@ class Lease:
         self.worker = worker
         self.token = secrets.token_hex(8)
         self.ttl_s = ttl_s
+        self.num_lapses = 0
+        """How often a renewal found that the lease had run out since the one before. May be read by any thread."""
+        self._is_held = False
         self._settings = settings
         self._keys = [keys.lease(partition, worker) for partition in range(keys.partitions)]
         self._client: Any = None
@@ -54,16 +57,18 @@ class Lease:
         try:
             if self._client is None:
                 self._client = connect_sync(self._settings, max(self.ttl_s / 3, 0.1))
-            is_held = [self._call(key, ttl_ms) for key in self._keys]
+            replies = [self._call(key, ttl_ms) for key in self._keys]
         except (*TRANSIENT, RedisError) as error:
             self.close()  # a failover may have moved the primary: find it afresh
             raise translated(error) from error
-        if not all(is_held):
+        self.num_lapses += self._is_held and 2 in replies
+        self._is_held = ttl_ms > 0
+        if not all(replies):
             raise Fenced(f"another incarnation holds the lease of worker {self.worker}")
 
-    def _call(self, key: str, ttl_ms: int) -> bool:
+    def _call(self, key: str, ttl_ms: int) -> int:
         try:
             reply = self._client.execute_command("EVALSHA", RENEW.sha, 1, key, self.token, ttl_ms)
         except NoScriptError:
             reply = self._client.execute_command("EVAL", RENEW.text, 1, key, self.token, ttl_ms)
-        return int(reply) == 1
+        return int(reply)

@@ -56,6 +56,7 @@ class Ownership:
         self._generation = client.generation
         self._recheck_at = time.monotonic()  # a reused worker name may have a history already
         self._trouble_at = -math.inf  # when the log last failed us: edges could not say either that they read
+        self._num_lapses = lease.num_lapses
 
     @property
     def held(self) -> dict[str, int]:
@@ -255,7 +256,7 @@ class Ownership:
         await self.append([AppendItem(request_id, epoch, length + 1, (failure,), is_final=True)])
 
     async def _append(self, batch: Batch, pushing: _Pushing) -> list[AppendOutcome]:
-        names = batch.keys(self._client.keys, self._model)
+        names = batch.keys(self._client.keys, self._model, self._lease.worker)
         arguments = batch.arguments(self._client.settings, self._lease.token, self._reader_timeout_ms())
         reply = await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
         outcomes = batch.outcomes(reply)
@@ -263,8 +264,11 @@ class Ownership:
         return outcomes
 
     def _reader_timeout_ms(self) -> int:
-        """After the log was away or full, edges get their time to say so before a request counts as orphaned."""
+        """After the log was away or full, or its clock has leapt past our lease, edges get their time to say that they
+        read before a request counts as orphaned."""
         timeout_s = self._client.settings.reader_timeout_s
+        if self._lease.num_lapses != self._num_lapses:
+            self._num_lapses, self._trouble_at = self._lease.num_lapses, time.monotonic()
         is_in_doubt = time.monotonic() - self._trouble_at < timeout_s
         return _NEVER_MS if is_in_doubt else int(timeout_s * 1000)
 

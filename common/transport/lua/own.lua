@@ -68,7 +68,7 @@ for i = 1, (#KEYS - 8) / 2 do
       replies[i] = fail(req, out, queue, epoch, 'deadline_exceeded',
         'the deadline passed before a worker could run the request', m[14])
     else
-      local cancel = wanted_end(req, {m[9], m[10], m[11]}, tonumber(ARGV[6]), now)
+      local cancel = wanted_end(req, {m[9], m[10], m[11]}, tonumber(ARGV[6]), now, KEYS[1])
       redis.call('HSET', req, 'state', 'running', 'epoch', epoch, 'owner', worker, 'token', token)
       replies[i] = {1, epoch, redis.call('XLEN', out), m[12], cancel or '', attempts, now - tonumber(m[13]),
         strikes}

@@ -67,11 +67,14 @@ end
 
 -- Reason why somebody wants the end of the request, or false. Without a sign of a reader for longer than the grace
 -- time and the time that edges have to give such a sign, the request is marked as orphaned here.
+-- Where the lease of the worker that asks is gone, nobody is judged: the clock has leapt, and readers seem silent for as
+-- long (the worker gives them time when it has its lease again).
 -- m = HMGET cancel, seen, grace
-local function wanted_end(req, m, reader_timeout_ms, now)
+local function wanted_end(req, m, reader_timeout_ms, now, lease)
   if m[1] then return m[1] end
   local grace = tonumber(m[3])
   if grace < 0 or now - tonumber(m[2]) <= grace + reader_timeout_ms then return false end
+  if redis.call('EXISTS', lease) == 0 then return false end
   redis.call('HSET', req, 'cancel', 'orphaned', 'cancel_by', 'log')
   return 'orphaned'
 end

@@ -106,8 +106,11 @@ async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World
     assert await heir.ownership.takeover_scan(8) == []
     await asyncio.sleep(0.3)
     assert await heir.ownership.takeover_scan(8) == []  # enough without a doubt
-    await asyncio.sleep(0.25)
-    assert len(await heir.ownership.takeover_scan(8)) == 1
+    for _ in range(200):
+        await asyncio.sleep(0.25)
+        if taken := await heir.ownership.takeover_scan(8):
+            break
+    assert len(taken) == 1
 
 
 async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World) -> None:
@@ -127,7 +130,7 @@ async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World) ->
 
 
 async def test_a_dying_lease_is_enough_without_release(world: World) -> None:
-    owner, other = await world.worker("w1", lease_s=0.5), await world.worker("w2", look_s=0.05)
+    owner, other = await world.worker("w1", lease_s=2.0), await world.worker("w2", look_s=0.05)
     await world.submit_new()
     await owner.claim_one()
     for _ in range(200):
@@ -257,3 +260,18 @@ async def test_a_cancel_survives_the_death_of_the_owner(world: World) -> None:
     assert taken.cancel is CancelReason.API
     await heir.append(taken, 2, started(2, 1), ended(2, cancelled=CancelReason.API), is_final=True)
     await world.assert_queues_clean()
+
+
+async def test_a_clock_that_leaps_makes_no_reader_silent(world: World) -> None:
+    """As after a machine has slept: leases have run out, and the last signs of readers are old."""
+    request = await world.submit_new()
+    worker = await world.worker("w1")
+    owned = await worker.claim_one()
+    key, lease = world.client.keys.request(request.request_id), world.client.keys.lease
+    await world.raw("HINCRBY", key, "seen", -3_600_000, key=key)
+    for partition in range(world.client.keys.partitions):
+        await world.raw("DEL", lease(partition, "w1"), key=lease(partition, "w1"))
+    assert (await worker.append(owned, 1, started(owned.epoch))).cancel is None
+    worker.lease.renew()
+    assert (await worker.append(owned, 2, tokens(owned.epoch, 1))).cancel is None
+    assert worker.lease.num_lapses == 1
