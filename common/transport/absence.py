@@ -48,6 +48,8 @@ class DeathWatch:
 
     def __init__(self, client: LogClient, queues: Queues, lease: Lease) -> None:
         """``lease``: the looker's own, whose time to live is taken to be everybody's."""
+        self._lease = lease
+        self._num_lapses = lease.num_lapses
         self._me = lease.worker
         self._client = client
         self._queues = queues
@@ -60,7 +62,8 @@ class DeathWatch:
     async def look(self) -> list[Place]:
         """(partition, worker) of the consumers whose leases have been absent for a quarter of their life; for half of
         it after a failure, a reconnection or a look so slow that the server may have stood still. Where the looker's
-        own lease is absent, too, the server takes no writes, or has just been away: that says nothing about others.
+        own lease is absent, too, or has been since the last look, the server takes no writes, was away or its clock has
+        leapt: that says nothing about others.
 
         Raises `LogUnavailable`.
         """
@@ -76,6 +79,9 @@ class DeathWatch:
             raise
         now = time.monotonic()
         if self._client.generation != generation or now - started > max(self._ttl_s / 2, _SLOW_LOOK_S):
+            self._doubt()
+        if self._lease.num_lapses != self._num_lapses:
+            self._num_lapses = self._lease.num_lapses
             self._doubt()
         blind = {partition for partition, name in absent if name == self._me}
         if blind:

@@ -275,3 +275,22 @@ async def test_a_clock_that_leaps_makes_no_reader_silent(world: World) -> None:
     worker.lease.renew()
     assert (await worker.append(owned, 2, tokens(owned.epoch, 1))).cancel is None
     assert worker.lease.num_lapses == 1
+
+
+async def test_whose_own_lease_had_run_out_between_two_looks_waits_longer(world: World) -> None:
+    """A clock that leaps ends all leases at once, and the first to come back must not judge the others."""
+    owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.2)
+    await world.submit_new()
+    await owner.claim_one()
+    assert await heir.ownership.takeover_scan(8) == []
+    for worker in (owner, heir):
+        for partition in range(world.client.keys.partitions):
+            key = world.client.keys.lease(partition, worker.name)
+            await world.raw("DEL", key, key=key)
+    heir.lease.renew()
+    assert await heir.ownership.takeover_scan(8) == []
+    await asyncio.sleep(0.25)
+    assert await heir.ownership.takeover_scan(8) == []
+    owner.lease.renew()
+    await asyncio.sleep(0.25)
+    assert await heir.ownership.takeover_scan(8) == []
