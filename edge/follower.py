@@ -48,6 +48,7 @@ class Follower:
         "_capacity",
         "_changed",
         "_epoch",
+        "_interrupted",
         "_interruption",
         "_kept",
         "_next",
@@ -80,6 +81,7 @@ class Follower:
         self._epoch = 0
         self._interruption: Exception | None = None
         self._changed = asyncio.Event()
+        self._interrupted = asyncio.Event()
 
     @property
     def position(self) -> int:
@@ -180,7 +182,12 @@ class Follower:
     def interrupt(self, why: Exception) -> None:
         """The reader has to stop: `changed` raises ``why`` from now on."""
         self._interruption = why
+        self._interrupted.set()
         self._changed.set()
+
+    async def interrupted(self) -> None:
+        """Waits until `changed` raises what `interrupt` was given."""
+        await self._interrupted.wait()
 
     async def changed(self) -> None:
         """Waits until something is kept or there is a gap. Raises what `interrupt` was given."""

@@ -117,7 +117,7 @@ class Relay:
             if taken:
                 return taken
             if follower.gap:
-                await self._read_with_patience(follower)
+                await self._read_unless_interrupted(follower)
 
     async def run(self, bus: FrameBus) -> None:
         """Serves all readers until cancelled."""
@@ -204,6 +204,18 @@ class Relay:
             except LogUnavailable:
                 self._metrics.log_errors.labels("keep_alive").inc()
                 _log.warning("cannot say which requests have readers", readers=len(self))
+
+    async def _read_unless_interrupted(self, follower: Follower) -> None:
+        """`_read_with_patience`, which may take long, until the reader has to stop."""
+        read = asyncio.ensure_future(self._read_with_patience(follower))
+        stop = asyncio.ensure_future(follower.interrupted())
+        try:
+            await asyncio.wait({read, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if read.done():
+                read.result()
+        finally:
+            read.cancel()
+            stop.cancel()
 
     async def _read_with_patience(self, follower: Follower) -> None:
         """One successful read of the log. While Redis is away the reader waits: keep-alives hold its connection."""

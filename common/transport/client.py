@@ -173,7 +173,10 @@ class LogClient:
                     if self.generation == generation:
                         await self._reconnect(cause)
         except TimeoutError:
-            raise translated(cause) from cause
+            error = translated(cause)
+            if not isinstance(error, LogUnavailable):  # a lost subscription, say, which has no error of the library's
+                error = LogUnavailable(f"the log cannot be reached: {type(cause).__name__}: {cause}")
+            raise error from cause
 
     async def _reconnect(self, cause: Exception) -> None:
         _log.warning("connection to the log lost: %s: %s", type(cause).__name__, cause)

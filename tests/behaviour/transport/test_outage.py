@@ -12,6 +12,7 @@ import pytest
 from common.errors import ConfigError, LogUnavailable, Overloaded
 from common.events import CancelReason, Recorded
 from common.transport import AppendStatus, FrameBus, LogClient, RedisSettings, Resubscribed, Submission, Submitted
+from common.transport.subscription import SubscriptionLost
 from tests.behaviour.transport.world import MODEL, PLENTY, World, ended, started, tokens
 from tests.servers import Sentinel, Server, debian_redis, free_port, running
 
@@ -113,6 +114,22 @@ async def test_the_push_channel_comes_back_and_says_so(server: Server) -> None:
             frames = await anext(signals)
         assert isinstance(frames, tuple)
         assert frames[0].n == 1
+
+
+async def test_the_push_channel_outlives_an_outage_longer_than_calls_are_repeated(server: Server) -> None:
+    client = await LogClient.open(settings(server, redis_retry_s=0.1))
+    try:
+        async with FrameBus(client, "edge-a") as bus:
+            signals = aiter(bus)
+            assert isinstance(await asyncio.wait_for(anext(signals), 10), Resubscribed)
+            server.kill()
+            with pytest.raises(LogUnavailable):
+                await client.reconnected(client.generation, SubscriptionLost("closed"))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.start)
+            assert isinstance(await asyncio.wait_for(anext(signals), 20), Resubscribed)
+    finally:
+        await client.close()
 
 
 async def test_a_quiet_subscription_is_kept_and_one_without_answers_is_made_anew(

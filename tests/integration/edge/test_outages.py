@@ -14,7 +14,7 @@ from common.events import CancelReason
 from common.transport import RedisSettings
 from edge.config import ApiSettings, LimitSettings
 from tests.integration.edge.letters_model import answer
-from tests.integration.edge.running_edge import ThreadedEdge
+from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
 from tests.integration.edge.wire import (
     CHAT,
@@ -95,6 +95,24 @@ class TestLogAway:
         await asyncio.to_thread(own_valkey.start)
         await until(lambda: request_id in worker.ended)
         assert worker.ended[request_id] is CancelReason.CLIENT_DISCONNECTED
+
+    async def test_an_edge_that_is_stopped_meanwhile_says_so_to_all_its_clients(
+        self, make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, own_valkey: Server
+    ) -> None:
+        streams = FAST.model_copy(update={"drain_timeout_s": 0.5})
+        edge = await asyncio.to_thread(make_edge(streams=streams).start)
+        worker.step_s = 0.01
+        reading = [asyncio.create_task(post(edge, CHAT, body(max_tokens=2000, stream=s))) for s in (False, True)]
+        await until(lambda: len(worker.running) == 2)
+        await asyncio.to_thread(own_valkey.kill)
+        await until(lambda: all(f.gap for f in edge.services.relay))
+        await asyncio.to_thread(edge.stop)
+        document, stream = await asyncio.gather(*reading)
+        await asyncio.to_thread(own_valkey.start)  # the worker needs it to end
+        assert code_of(document) == (503, "draining")
+        chunks = chunks_of(split(stream)[2])
+        assert is_complete(split(stream)[2])
+        assert b'"code":"draining"' in chunks
 
 
 async def test_a_full_queue_is_429_with_retry_after(
