@@ -1,10 +1,12 @@
 """Speed of the native CPU kernels against plain torch, interleaved in one run.
 
     python -m bench.kernels [linear|attention|step ...] [--formats bf16,int8,int4] [--seconds 0.5] [--against DIR]
+        [--target avx2] [--torch fp32]
 
 Shapes are SmolLM2-135M's with random weights; all layers have weights of their own, so that these come from memory as
-in real decoding. Each figure is the best of many repeats in milliseconds; torch runs in bf16. On a shared machine only
-ratios of one run mean anything. DIR holds the native sources of another version: they run in turn with these.
+in real decoding. Each figure is the best of many repeats in milliseconds; torch runs in bf16 unless told otherwise. On
+a shared machine only ratios of one run mean anything. DIR holds the native sources of another version: they run in turn
+with these.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine_worker.kernels.build import BuildSettings
+from engine_worker.kernels.build import TARGETS, BuildSettings
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import (
     Activation,
@@ -244,15 +246,17 @@ def main() -> None:
     parser.add_argument("--formats", default="bf16,int8,int4")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--against", type=Path, help="native sources of another version, run in turn with these")
+    parser.add_argument("--target", choices=("auto", *TARGETS), default="auto", help="instructions of the kernels")
+    parser.add_argument("--torch", choices=("bf16", "fp32"), default="bf16", help="what plain torch computes in")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     num_blocks = max(batch.num_blocks for batch in BATCHES)
-    models = {"torch": Model(TorchOps(torch.bfloat16), num_blocks)}
+    models = {"torch": Model(TorchOps(torch.bfloat16 if args.torch == "bf16" else torch.float32), num_blocks)}
     for weight_format in args.formats.split(","):
         if args.against:
-            other = CpuOps(weight_format, build=BuildSettings(source_dir=args.against))
+            other = CpuOps(weight_format, build=BuildSettings(source_dir=args.against, target=args.target))
             models[f"{weight_format} before"] = Model(other, num_blocks)
-        models[weight_format] = Model(CpuOps(weight_format), num_blocks)
+        models[weight_format] = Model(CpuOps(weight_format, build=BuildSettings(target=args.target)), num_blocks)
     for what in args.what or BENCHES:
         BENCHES[what](models, args.seconds)
 

@@ -84,6 +84,7 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         "model loaded",
         model=model.served_names[0],
         seconds=round(model.load_s, 1),
+        backend=" ".join(filter(None, (model.backend, model.native_target))),
         is_batch_invariant=model.is_batch_invariant,
         kv_cache_tokens=assembly.plan.num_tokens,
         max_model_len=assembly.plan.max_model_len,

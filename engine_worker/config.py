@@ -153,6 +153,11 @@ class ComputeSettings(Settings):
         description="native: our own CPU kernels; triton: our own GPU kernels; torch: plain torch; auto: our own where"
         " they can serve the model.",
     )
+    native_target: Literal["auto", "avx512", "avx2"] = Field(
+        "auto",
+        description="Instructions of the native kernels; auto: avx512 where the CPU has VNNI and BF16, else avx2. "
+        "Results differ in the last bits, so all workers of a model need the same: avx2 where their CPUs differ.",
+    )
     device: str = Field("auto", description="Torch device, such as cpu or cuda:0; auto: a GPU where there is one.")
     num_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the compute library; 0: one a CPU of this process."

@@ -19,26 +19,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
 SOURCE_DIR: Final = Path(__file__).parent / "native"
-SOURCES: Final = ("cpu.cpp", "layers.h", "attention.h", "linear.h", "microkernels.h", "simd.h")
-# Flags of the CPU that the code uses, as /proc/cpuinfo names them, and what the compiler calls them.
-CPU_FLAGS: Final = {
-    "avx512f": "-mavx512f",
-    "avx512bw": "-mavx512bw",
-    "avx512vl": "-mavx512vl",
-    "avx512dq": "-mavx512dq",
-    "avx512_vnni": "-mavx512vnni",
-    "avx512_bf16": "-mavx512bf16",
-    "fma": "-mfma",
-    "f16c": "-mf16c",
+TargetName = Literal["avx512", "avx2"]
+# What the code is compiled for, best first: flags of the CPU as /proc/cpuinfo names them and as the compiler does.
+TARGETS: Final[dict[TargetName, dict[str, str]]] = {
+    "avx512": {
+        "avx512f": "-mavx512f",
+        "avx512bw": "-mavx512bw",
+        "avx512vl": "-mavx512vl",
+        "avx512dq": "-mavx512dq",
+        "avx512_vnni": "-mavx512vnni",
+        "avx512_bf16": "-mavx512bf16",
+        "fma": "-mfma",
+        "f16c": "-mf16c",
+    },
+    "avx2": {"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"},
 }
 # Never -march=native (the cache may be shared by machines) nor -ffast-math (it reorders sums). Contraction is off so
 # that a product and a sum round alike wherever the compiler inlines them.
-COMPILE_FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-w", *CPU_FLAGS.values())
+COMPILE_FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-w")
 COMPILE_TIMEOUT_S: Final = 300
 
 log = structlog.get_logger(__name__)
@@ -61,16 +64,28 @@ class BuildSettings:
     compiler: str = "g++"  # name or path of a GCC or Clang C++ compiler
     cpuinfo: Path = Path("/proc/cpuinfo")
     source_dir: Path = SOURCE_DIR  # another version's, to compare the two in one run
+    target: Literal["auto", TargetName] = "auto"  # auto: the best that the CPU has
 
 
-def missing_cpu_flags(cpuinfo: Path) -> tuple[str, ...]:
-    """The flags the kernels need and this CPU lacks: all of them where the file cannot be read."""
+def missing_cpu_flags(cpuinfo: Path, target: TargetName) -> tuple[str, ...]:
+    """The flags ``target`` needs and this CPU lacks: all of them where the file cannot be read."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
     present = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
-    return tuple(flag for flag in CPU_FLAGS if flag not in present)
+    return tuple(flag for flag in TARGETS[target] if flag not in present)
+
+
+def choose_target(settings: BuildSettings) -> TargetName:
+    """The target asked for, or the best that this CPU can run. Raises KernelsUnavailable if it cannot."""
+    wanted = tuple(TARGETS) if settings.target == "auto" else (settings.target,)
+    missing = {target: missing_cpu_flags(settings.cpuinfo, target) for target in wanted}
+    for target, flags in missing.items():
+        if not flags:
+            return target
+    lacking = "; ".join(f"{', '.join(flags)} ({target})" for target, flags in missing.items())
+    raise KernelsUnavailable(f"this CPU has no {lacking}")
 
 
 def build(settings: BuildSettings) -> Path:
@@ -78,17 +93,15 @@ def build(settings: BuildSettings) -> Path:
 
     Raises KernelsUnavailable if the CPU or the compiler cannot.
     """
-    missing = missing_cpu_flags(settings.cpuinfo)
-    if missing:
-        raise KernelsUnavailable(f"this CPU has no {', '.join(missing)}")
-    path = settings.cache_dir / f"kernels-{_key(settings)}.so"
+    flags = (*COMPILE_FLAGS, *TARGETS[choose_target(settings)].values())
+    path = settings.cache_dir / f"kernels-{_key(settings, flags)}.so"
     if path.exists():
         return path
     try:
         settings.cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             if not path.exists():  # another process may have built it meanwhile
-                _compile(settings, path)
+                _compile(settings, flags, path)
     except OSError as e:
         raise KernelsUnavailable(f"the cache directory {settings.cache_dir} cannot be used: {e}") from e
     return path
@@ -104,12 +117,12 @@ def load(settings: BuildSettings) -> ctypes.CDLL:
         raise KernelsUnavailable(f"{path.name} cannot be loaded: {e}") from e
 
 
-def _key(settings: BuildSettings) -> str:
+def _key(settings: BuildSettings, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     digest.update(_compiler_version(settings).encode())
-    digest.update(" ".join(COMPILE_FLAGS).encode())
-    for name in SOURCES:
-        digest.update((settings.source_dir / name).read_bytes())
+    digest.update(" ".join(flags).encode())
+    for source in sorted(settings.source_dir.iterdir()):
+        digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -119,11 +132,11 @@ def _compiler_version(settings: BuildSettings) -> str:
     return _run([settings.compiler, "--version"])
 
 
-def _compile(settings: BuildSettings, path: Path) -> None:
+def _compile(settings: BuildSettings, flags: tuple[str, ...], path: Path) -> None:
     log.info("kernels_compile", compiler=settings.compiler, into=path.name, note="once, about 10 s")
     with tempfile.TemporaryDirectory(dir=settings.cache_dir) as work:
         part, library = Path(work) / "cpu.o", Path(work) / "kernels.so"
-        _run([settings.compiler, *COMPILE_FLAGS, "-c", str(settings.source_dir / "cpu.cpp"), "-o", str(part)])
+        _run([settings.compiler, *flags, "-c", str(settings.source_dir / "cpu.cpp"), "-o", str(part)])
         _run([settings.compiler, "-shared", str(part), "-o", str(library)])  # no -fopenmp: see the module
         library.replace(path)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.kernels import packing
-from engine_worker.kernels.build import BuildSettings, load
+from engine_worker.kernels.build import BuildSettings, choose_target, load
 from engine_worker.kernels.memory import Arena, map_bytes
 from engine_worker.kernels.native_layers import GATED, NativeLayers, native_layers
 from engine_worker.kernels.native_types import (
@@ -82,7 +82,9 @@ class CpuOps:
         self._is_bf16 = int(weight_format != "fp32")
         self._threads = num_threads or torch.get_num_threads()  # of the next call; chosen anew by run_layers
         self._team_size = TeamSize(self._threads)
-        self._native = declare_functions(load(build or BuildSettings()))
+        build = build or BuildSettings()
+        self.target = choose_target(build)  # the instructions that are used; another's results differ in the last bits
+        self._native = declare_functions(load(build))
         self._arena = Arena()
         self._step: tuple[AttentionMetadata, StepStruct] | None = None
         # By identity, with what keeps the identity: hashing shapes and tensors anew for each call would cost more.

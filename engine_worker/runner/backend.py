@@ -11,10 +11,11 @@ import torch
 
 from common.errors import ConfigError
 from engine_worker.config import ComputeSettings
-from engine_worker.kernels.build import KernelsUnavailable
+from engine_worker.kernels.build import BuildSettings, KernelsUnavailable, TargetName
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import Ops
 from engine_worker.kernels.ops_torch import TorchOps
+from engine_worker.kernels.packing import WeightFormat
 from engine_worker.models.registry import ModelShape
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,7 @@ class Backend:
     dtype: torch.dtype
     device: torch.device
     is_batch_invariant: bool = False  # a token's result is the same bits in any batch
+    target: TargetName | None = None  # instructions of the native kernels
 
     @property
     def dtype_name(self) -> str:
@@ -57,7 +59,9 @@ def choose_backend(
     if wanted == "torch":
         return _torch(dtype, device, settings)
     try:
-        return _native(dtype, config, num_threads, device) if wanted == "native" else _triton(dtype, device, settings)
+        if wanted == "triton":
+            return _triton(dtype, device, settings)
+        return _native(dtype, config, num_threads, device, settings.native_target)
     except (KernelsUnavailable, ImportError, ValueError) as error:
         if settings.backend != "auto":
             raise ConfigError(f"backend {wanted} cannot be used: {error}", param="backend") from error
@@ -78,14 +82,19 @@ def _device(name: str) -> torch.device:
 
 
 def _native(
-    dtype: Literal["auto", "float32", "bfloat16"], config: ModelShape | None, num_threads: int, device: torch.device
+    dtype: Literal["auto", "float32", "bfloat16"],
+    config: ModelShape | None,
+    num_threads: int,
+    device: torch.device,
+    target: Literal["auto", TargetName],
 ) -> Backend:
     if device.type != "cpu":
         raise ValueError(f"it computes on the CPU, not on {device}")
-    ops = CpuOps("fp32" if dtype == "float32" else "auto", num_threads=num_threads)
+    weight_format: WeightFormat = "fp32" if dtype == "float32" else "auto"
+    ops = CpuOps(weight_format, num_threads=num_threads, build=BuildSettings(target=target))
     if config is not None:
         ops.kv_bytes_per_block(config.num_layers, _NATIVE_BLOCK, config.num_kv_heads, config.head_size)
-    return Backend("native", ops, ops.activation_dtype, torch.device("cpu"), is_batch_invariant=True)
+    return Backend("native", ops, ops.activation_dtype, device, is_batch_invariant=True, target=ops.target)
 
 
 def _triton(dtype: Literal["auto", "float32", "bfloat16"], device: torch.device, settings: ComputeSettings) -> Backend:

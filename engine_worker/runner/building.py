@@ -69,13 +69,19 @@ def build_native(
     num_bytes = weight_bytes(config, quantization if keeps_groups else "none", backend.dtype)
     _check_memory(num_bytes, backend.device)
     num_params = weight_bytes(config, "none", torch.bfloat16) // 2
-    numerics = ("fixed order",) if backend.name == "triton" and backend.is_batch_invariant else ()
+    numerics = _numerics(backend)
     weights = FormattedWeights(files.checkpoint, model.quantization)
     try:
         decoder = build_decoder(config, backend.ops, weights, max_model_len, backend.device)
     except ValueError as error:
         raise UnsupportedModel(f"the {backend.name} backend cannot serve this model: {error}") from error
     return BuiltModel(decoder, config, backend, quantization, max_model_len, num_bytes, num_params, numerics)
+
+
+def _numerics(backend: Backend) -> tuple[str, ...]:
+    if backend.name == "triton" and backend.is_batch_invariant:
+        return ("fixed order",)
+    return (backend.target,) if backend.target == "avx2" else ()  # avx512 came first: its fingerprints name no target
 
 
 def build_transformers(model: ModelSettings, compute: ComputeSettings, files: ModelFiles) -> BuiltModel:
@@ -102,7 +108,7 @@ def build_transformers(model: ModelSettings, compute: ComputeSettings, files: Mo
         max_model_len=loaded.max_model_len,
         weight_bytes=num_bytes,
         num_params=num_bytes // backend.dtype.itemsize,
-        numerics=("transformers", transformers_version()),
+        numerics=("transformers", transformers_version(), *_numerics(backend)),
     )
 
 
@@ -115,7 +121,7 @@ def _serving(backend: Backend, compute: ComputeSettings, loaded: HfModel) -> Bac
         if compute.backend == backend.name:
             raise ConfigError(f"backend {backend.name} cannot be used: {error}", param="backend") from error
         log.warning("own_kernels_unavailable", backend=backend.name, reason=str(error), instead="torch")
-        return replace(backend, name="torch", ops=TorchOps(backend.dtype, backend.device))
+        return replace(backend, name="torch", ops=TorchOps(backend.dtype, backend.device), target=None)
     return backend
 
 

@@ -50,6 +50,7 @@ class LoadedModel:
     dtype: str  # float32 | bfloat16
     quantization: Quantization
     backend: str  # native | triton | torch
+    native_target: str  # avx512 | avx2, on the native backend; else empty
     model_impl: ModelImpl
     is_batch_invariant: bool  # a token's logits are the same bits in any batch
     root: str  # name of where the weights came from
@@ -95,6 +96,7 @@ def load_engine_model(model: ModelSettings, compute: ComputeSettings) -> LoadedM
         dtype=backend.dtype_name,
         quantization=built.quantization,
         backend=backend.name,
+        native_target=backend.target or "",
         model_impl="transformers" if config is None else "native",
         is_batch_invariant=backend.is_batch_invariant and config is not None,
         root=files.root,

@@ -51,28 +51,28 @@ template <class T>
 static void rotate_head(T* p, const float* cs, const Rope& r, const float* norm, long head_size) {
   float scale = 1.f;
   if (norm) {
-    __m512 ss = _mm512_setzero_ps();
-    for (long i = 0; i < head_size; i += 16) {
-      const __m512 v = load(p + i, first(head_size - i));
-      ss = _mm512_fmadd_ps(v, v, ss);
+    Vec ss = zero();
+    for (long i = 0; i < head_size; i += LANES) {
+      const Vec v = load(p + i, first(head_size - i));
+      ss = fma(v, v, ss);
     }
-    scale = 1.f / std::sqrt(_mm512_reduce_add_ps(ss) / (float)head_size + r.eps);
+    scale = 1.f / std::sqrt(reduce_add(ss) / (float)head_size + r.eps);
   }
-  const __m512 vs = _mm512_set1_ps(scale);
-  auto at = [&](long i, __mmask16 k) {
-    const __m512 v = load(p + i, k);
-    return norm ? _mm512_mul_ps(_mm512_mul_ps(v, vs), load(norm + i, k)) : v;
+  const Vec vs = broadcast(scale);
+  auto at = [&](long i, Lanes k) {
+    const Vec v = load(p + i, k);
+    return norm ? mul(mul(v, vs), load(norm + i, k)) : v;
   };
   const long half = r.dim / 2;
-  for (long i = 0; i < half; i += 16) {
-    const __mmask16 k = first(half - i);
-    const __m512 a = at(i, k), b = at(half + i, k), c = load(cs + i, k), s = load(cs + half + i, k);
-    store(p + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), k);
-    store(p + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), k);
+  for (long i = 0; i < half; i += LANES) {
+    const Lanes k = first(half - i);
+    const Vec a = at(i, k), b = at(half + i, k), c = load(cs + i, k), s = load(cs + half + i, k);
+    store(p + i, fms(a, c, mul(b, s)), k);
+    store(p + half + i, fma(b, c, mul(a, s)), k);
   }
   if (norm)
-    for (long i = r.dim; i < head_size; i += 16) {
-      const __mmask16 k = first(head_size - i);
+    for (long i = r.dim; i < head_size; i += LANES) {
+      const Lanes k = first(head_size - i);
       store(p + i, at(i, k), k);
     }
 }
@@ -186,22 +186,22 @@ struct Tile {
 // The cache lies in pieces of some KiB at random places, which hardware does not foresee. So what is read a few pieces
 // later is prefetched. At 2 to 4 pieces decode attention took an eighth less CPU time than with the whole chunk to come.
 static const long PIECES_AHEAD = 3;
-// The pieces of a chunk in the order in which they are read: keys of each group, then values of each group, `wide` tiles
-// of 32 columns at a time, then the keys of the chunk to come.
+// The pieces of a chunk in the order in which they are read: keys of each group, then values of each group, `wide` units
+// of columns at a time, then the keys of the chunk to come.
 template <class T>
 struct Pieces {
   const Tile<T>& x;
   long group0, groups, wide;
 
   Ahead<1> ahead(long i, long prefetches) const {  // to be spread over so many prefetches
-    const long key_bytes = x.cache.head_size * GROUP * sizeof(T), tile = GROUP * 32, tiles = x.cache.padded_head / 32;
-    const long passes = (tiles + wide - 1) / wide;
+    const long key_bytes = x.cache.head_size * GROUP * sizeof(T), unit = GROUP * UNIT, units = x.cache.padded_head / UNIT;
+    const long passes = (units + wide - 1) / wide;
     i += PIECES_AHEAD;
     if (i < groups) return {(const char*)x.keys(group0 + i), key_bytes / prefetches};
     i -= groups;
     if (i < groups * passes) {
-      const long d = i / groups * wide, bytes = std::min(wide, tiles - d) * tile * sizeof(T);
-      return {(const char*)(x.values(group0 + i % groups) + d * tile), bytes / prefetches};
+      const long d = i / groups * wide, bytes = std::min(wide, units - d) * unit * sizeof(T);
+      return {(const char*)(x.values(group0 + i % groups) + d * unit), bytes / prefetches};
     }
     i -= groups * passes;
     if (i >= x.coming.groups) return none();
@@ -211,90 +211,90 @@ struct Pieces {
   Ahead<1> none() const { return {(const char*)x.q, 0}; }
 };
 static void softmax(float* s, long n, float* m, float* l) {
-  __m512 mx = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-  for (long j = 0; j < n; j += 16) mx = _mm512_max_ps(mx, _mm512_load_ps(s + j));
-  const float top = _mm512_reduce_max_ps(mx);
-  const __m512 vm = _mm512_set1_ps(top == -INFINITY ? 0.f : top);
-  for (long j = 0; j < n; j += 16) {
-    __m512 x = _mm512_load_ps(s + j);
-    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
-    x = _mm512_maskz_mov_ps(seen, exp_neg(_mm512_sub_ps(x, vm)));
-    sum = _mm512_add_ps(sum, x);
-    _mm512_store_ps(s + j, x);
+  Vec mx = broadcast(-INFINITY), sum = zero();
+  for (long j = 0; j < n; j += LANES) mx = max(mx, load(s + j));
+  const float top = reduce_max(mx);
+  const Vec vm = broadcast(top == -INFINITY ? 0.f : top);
+  for (long j = 0; j < n; j += LANES) {
+    Vec x = load(s + j);
+    x = or_zero(differs(x, broadcast(-INFINITY)), exp_neg(sub(x, vm)));
+    sum = add(sum, x);
+    store(s + j, x);
   }
-  *m = top, *l = _mm512_reduce_add_ps(sum);
+  *m = top, *l = reduce_add(sum);
 }
-// Scores of a group of tokens from t on: scaled, capped, and -inf where a row does not see them
+// Scores of UNIT tokens from t on: scaled, capped, and -inf where a row does not see them
 template <class T, int MR>
-static INLINE void store_scores(const Tile<T>& x, int r0, long t, __m512 (&acc)[MR][2], float (*s)[CHUNK], long at) {
-  const bool all_seen = x.see.end[r0] >= t + GROUP && x.see.low[r0 + MR - 1] <= t;
+static INLINE void store_scores(const Tile<T>& x, int r0, long t, Vec (&acc)[MR][2], float (*s)[CHUNK], long at) {
+  const bool all_seen = x.see.end[r0] >= t + UNIT && x.see.low[r0 + MR - 1] <= t;
   for (int i = 0; i < MR; i++)
     for (int j = 0; j < 2; j++) {
-      __m512 v = _mm512_mul_ps(acc[i][j], _mm512_set1_ps(x.scale));
-      if (x.cap > 0) v = soft_cap(v, _mm512_set1_ps(x.cap));
+      Vec v = mul(acc[i][j], broadcast(x.scale));
+      if (x.cap > 0) v = soft_cap(v, broadcast(x.cap));
       if (!all_seen) {
-        const __mmask16 seen = first(x.see.end[r0 + i] - t - j * 16) & ~first(x.see.low[r0 + i] - t - j * 16);
-        v = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, v);
+        const long from = t + j * LANES;
+        v = choose(between(x.see.low[r0 + i] - from, x.see.end[r0 + i] - from), v, broadcast(-INFINITY));
       }
-      _mm512_store_ps(&s[i][at + j * 16], v);
+      store(&s[i][at + j * LANES], v);
     }
 }
-// Scores over groups g .. g + W - 1 of the chunk
+// Scores over units u .. u + W - 1 of the chunk
 template <class T, int MR, int W>
-static INLINE void score(const Pieces<T>& pieces, bool fetches, int r0, long g, float (*s)[CHUNK]) {
+static INLINE void score(const Pieces<T>& pieces, bool fetches, int r0, long u, float (*s)[CHUNK]) {
   const Cache<T>& c = pieces.x.cache;
-  __m512 acc[W][MR][2] = {};
+  Vec acc[W][MR][2] = {};
   Tiles<T, W, 1> keys;
   for (int w = 0; w < W; w++) {
-    keys.p[w] = pieces.x.keys(pieces.group0 + g + w);
-    keys.ahead[w] = fetches ? pieces.ahead(g + w, c.head_size * GROUP * sizeof(T) / 64) : pieces.none();
+    const long g = (u + w) / PANELS, panel = (u + w) % PANELS, prefetches = c.head_size * UNIT * sizeof(T) / 64;
+    keys.p[w] = pieces.x.keys(pieces.group0 + g) + panel * UNIT * Cache<T>::P;
+    keys.ahead[w] = (fetches ? pieces.ahead(g, PANELS * prefetches) : pieces.none()).after(panel * prefetches);
   }
   multiply<MR>(pieces.x.q + r0 * c.head_size, c.head_size, keys, c.head_size, acc);
   for (int w = 0; w < W; w++)
-    store_scores<T, MR>(pieces.x, r0, (pieces.group0 + g + w) * GROUP, acc[w], s, (g + w) * GROUP);
+    store_scores<T, MR>(pieces.x, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc[w], s, (u + w) * UNIT);
 }
-// o[rows][32 W columns] = p * values, for tiles d .. d + W - 1
+// o[rows][UNIT W columns] = p * values, for units d .. d + W - 1
 template <class T, int MR, int W>
 static INLINE void weigh(const Pieces<T>& pieces, bool fetches, const T (*p)[CHUNK], long d, float* o) {
-  const long tile = GROUP * 32, prefetches = tile * sizeof(T) / 64;
-  __m512 acc[W][MR][2] = {};
+  const long tile = GROUP * 32, prefetches = GROUP * UNIT * sizeof(T) / 64;
+  Vec acc[W][MR][2] = {};
   for (long g = 0; g < pieces.groups; g++) {
     const Ahead<1> ahead =
         fetches ? pieces.ahead(pieces.groups * (1 + d / pieces.wide) + g, W * prefetches) : pieces.none();
     Tiles<T, W, 1> values;
     for (int w = 0; w < W; w++) {
-      values.p[w] = pieces.x.values(pieces.group0 + g) + (d + w) * tile;
-      values.ahead[w] = {ahead.p + w * prefetches * ahead.line, ahead.line};
+      values.p[w] = pieces.x.values(pieces.group0 + g) + (d + w) / PANELS * tile + (d + w) % PANELS * UNIT * Cache<T>::P;
+      values.ahead[w] = ahead.after(w * prefetches);
     }
     multiply<MR>(&p[0][g * GROUP], CHUNK, values, GROUP, acc);
   }
   for (int w = 0; w < W; w++)
     for (int i = 0; i < MR; i++)
-      for (int j = 0; j < 2; j++) store(o + i * pieces.x.cache.padded_head + (d + w) * 32 + j * 16, acc[w][i][j]);
+      for (int j = 0; j < 2; j++) store(o + i * pieces.x.cache.padded_head + (d + w) * UNIT + j * LANES, acc[w][i][j]);
 }
 // rows r0 .. r0 + MR - 1 of the tile over groups g0 .. g1 - 1 of the chunk from token t0 on
 template <class T, int MR>
 static void chunk_rows(const Tile<T>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
-  constexpr int W = MR <= 6 ? 2 : 1;
+  constexpr int W = MR <= DENSE_ROWS<T> / 2 ? 2 : 1;
   alignas(64) float s[MR][CHUNK];
   alignas(64) T p[MR][CHUNK];
-  const long n = (g1 - g0) * GROUP, tiles = x.cache.padded_head / 32;
+  const long n = (g1 - g0) * GROUP, token_units = n / UNIT, units = x.cache.padded_head / UNIT;
   const bool fetches = r0 == 0;  // the first rows do it for all
   const Pieces<T> pieces{x, t0 / GROUP + g0, g1 - g0, W};
-  long g = 0, d = 0;
-  for (; g + W <= pieces.groups; g += W) score<T, MR, W>(pieces, fetches, r0, g, s);
-  if (g < pieces.groups) score<T, MR, 1>(pieces, fetches, r0, g, s);
+  long u = 0, d = 0;
+  for (; u + W <= token_units; u += W) score<T, MR, W>(pieces, fetches, r0, u, s);
+  if (u < token_units) score<T, MR, 1>(pieces, fetches, r0, u, s);
   for (int i = 0; i < MR; i++) softmax(s[i], n, m + i, l + i);
   for (int i = 0; i < MR; i++)
-    for (long j = 0; j < n; j += 16) store(&p[i][j], _mm512_load_ps(&s[i][j]));
-  for (; d + W <= tiles; d += W) weigh<T, MR, W>(pieces, fetches, p, d, o);
-  if (d < tiles) weigh<T, MR, 1>(pieces, fetches, p, d, o);
+    for (long j = 0; j < n; j += LANES) store(&p[i][j], load(&s[i][j]));
+  for (; d + W <= units; d += W) weigh<T, MR, W>(pieces, fetches, p, d, o);
+  if (d < units) weigh<T, MR, 1>(pieces, fetches, p, d, o);
 }
 template <class T>
 static void chunk(const Tile<T>& x, int rows, long index, Part& out) {
   const long t0 = index * CHUNK, end = std::min<long>(CHUNK, x.see.end[rows - 1] - t0);
   const long g0 = std::max<long>(0, x.see.low[0] - t0) / GROUP, g1 = (end + GROUP - 1) / GROUP;
-  over_rows<12>(rows, [&](auto n, long r, long, long) {
+  over_rows<DENSE_ROWS<T>>(rows, [&](auto n, long r, long, long) {
     chunk_rows<T, decltype(n)::value>(x, (int)r, t0, g0, g1, out.m + r, out.l + r, out.o + r * x.cache.padded_head);
   });
 }
@@ -305,9 +305,9 @@ static void fold(Part& a, const Part& b, int rows, long width) {
     const float m = std::max(a.m[r], b.m[r]);
     const float fa = a.l[r] == 0.f ? 0.f : std::exp(a.m[r] - m), fb = std::exp(b.m[r] - m);
     a.m[r] = m, a.l[r] = a.l[r] * fa + b.l[r] * fb;
-    const __m512 va = _mm512_set1_ps(fa), vb = _mm512_set1_ps(fb);
+    const Vec va = broadcast(fa), vb = broadcast(fb);
     float *oa = a.o + r * width, *ob = b.o + r * width;
-    for (long i = 0; i < width; i += 16) store(oa + i, _mm512_fmadd_ps(load(ob + i), vb, _mm512_mul_ps(load(oa + i), va)));
+    for (long i = 0; i < width; i += LANES) store(oa + i, fma(load(ob + i), vb, mul(load(oa + i), va)));
   }
 }
 static void clear(Part& p, int rows, long width) {
@@ -334,9 +334,9 @@ static void finish_tile(const Part& p, const Item& it, const Shape& s, const Ste
   for (int r = 0; r < it.rows; r++) {
     const long row = it.row0 + r, token = step.query_start[it.sequence] + row / G;
     T* to = out + (token * s.heads + it.head * G + row % G) * s.head_size;
-    const __m512 inverse = _mm512_set1_ps(1.f / p.l[r]);
-    for (long i = 0; i < s.head_size; i += 16)
-      store(to + i, _mm512_mul_ps(load(p.o + r * width + i), inverse), first(s.head_size - i));
+    const Vec inverse = broadcast(1.f / p.l[r]);
+    for (long i = 0; i < s.head_size; i += LANES)
+      store(to + i, mul(load(p.o + r * width + i), inverse), first(s.head_size - i));
   }
 }
 static INLINE long tokens_before(const Step& step, long sequence) {

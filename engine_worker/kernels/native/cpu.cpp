@@ -52,10 +52,10 @@ void headrace_linear(const Linear* w, const void* x, const float* norm, float ep
 void headrace_norm(const float* x, const float* weight, float eps, int64_t M, int64_t D, float* out) {
   for (long m = 0; m < M; m++) {
     const float* row = x + m * D;
-    const __m512 r = _mm512_set1_ps(inverse_rms(row, D, eps));
-    for (long i = 0; i < D; i += 16) {
-      const __mmask16 k = first(D - i);
-      store(out + m * D + i, _mm512_mul_ps(_mm512_mul_ps(load(row + i, k), r), load(weight + i, k)), k);
+    const Vec r = broadcast(inverse_rms(row, D, eps));
+    for (long i = 0; i < D; i += LANES) {
+      const Lanes k = first(D - i);
+      store(out + m * D + i, mul(mul(load(row + i, k), r), load(weight + i, k)), k);
     }
   }
 }

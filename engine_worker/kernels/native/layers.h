@@ -35,11 +35,11 @@ struct LayerJobs {
 static void add_normed(Team& team, float* x, const float* y, const float* norm, float eps, long M, long D) {
   team.each(M, 4, [&](long m) {
     const float* row = y + m * D;
-    const __m512 r = _mm512_set1_ps(inverse_rms(row, D, eps));
-    for (long i = 0; i < D; i += 16) {
-      const __mmask16 k = first(D - i);
-      const __m512 v = _mm512_mul_ps(_mm512_mul_ps(load(row + i, k), r), load(norm + i, k));
-      store(x + m * D + i, _mm512_add_ps(load(x + m * D + i, k), v), k);
+    const Vec r = broadcast(inverse_rms(row, D, eps));
+    for (long i = 0; i < D; i += LANES) {
+      const Lanes k = first(D - i);
+      const Vec v = mul(mul(load(row + i, k), r), load(norm + i, k));
+      store(x + m * D + i, add(load(x + m * D + i, k), v), k);
     }
   });
   team.sync();

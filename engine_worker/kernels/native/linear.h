@@ -32,34 +32,44 @@ struct Target {
   const float* bias;
 };
 template <class O>
-static INLINE void put(O* out, long left, __m512 v) {
-  if (left >= 16) store(out, v);
+static INLINE void put(O* out, long left, Vec v) {
+  if (left >= LANES) store(out, v);
   else if (left > 0) store(out, v, first(left));
 }
-static INLINE void add(float* out, long left, __m512 v) {
-  const __mmask16 k = first(left);
-  store(out, _mm512_add_ps(load(out, k), v), k);
+static INLINE void add(float* out, long left, Vec v) {
+  const Lanes k = first(left);
+  store(out, add(load(out, k), v), k);
 }
 // T: type of activations
 template <class T, int MR>
-static INLINE void finish(const Target<T>& t, long m, long tile, __m512 (&acc)[MR][2]) {
+static INLINE void finish(const Target<T>& t, long m, long tile, Vec (&acc)[PANELS][MR][2]) {
+  constexpr int PIECES = 32 / LANES;
+  auto piece = [&](int i, int c) -> Vec& { return acc[c / 2][i][c % 2]; };
   if (t.bias) {
-    const __m512 b0 = load(t.bias + tile * 32), b1 = load(t.bias + tile * 32 + 16);
-    for (int i = 0; i < MR; i++) acc[i][0] = _mm512_add_ps(acc[i][0], b0), acc[i][1] = _mm512_add_ps(acc[i][1], b1);
+#pragma GCC unroll 4
+    for (int c = 0; c < PIECES; c++) {
+      const Vec b = load(t.bias + tile * 32 + c * LANES);
+      for (int i = 0; i < MR; i++) piece(i, c) = add(piece(i, c), b);
+    }
   }
   const bool gated = t.epilogue == SILU_MUL || t.epilogue == GELU_MUL;
   const long c = tile * (gated ? 16 : 32), left = t.columns - c;
   for (int i = 0; i < MR; i++) {
     const long at = (m + i) * t.ld + c;
-    if (t.epilogue == STORE) {
-      put((T*)t.out + at, left, acc[i][0]), put((T*)t.out + at + 16, left - 16, acc[i][1]);
-    } else if (t.epilogue == STORE_F32) {
-      put((float*)t.out + at, left, acc[i][0]), put((float*)t.out + at + 16, left - 16, acc[i][1]);
-    } else if (t.epilogue == ADD) {
-      add((float*)t.out + at, left, acc[i][0]), add((float*)t.out + at + 16, left - 16, acc[i][1]);
-    } else {
-      const __m512 gate = t.epilogue == SILU_MUL ? silu(acc[i][0]) : gelu_tanh(acc[i][0]);
-      put((T*)t.out + at, left, _mm512_mul_ps(gate, acc[i][1]));
+    if (gated) {
+#pragma GCC unroll 2
+      for (int c = 0; c < PIECES / 2; c++) {
+        const Vec gate = t.epilogue == SILU_MUL ? silu(piece(i, c)) : gelu_tanh(piece(i, c));
+        put((T*)t.out + at + c * LANES, left - c * LANES, mul(gate, piece(i, c + PIECES / 2)));
+      }
+      continue;
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < PIECES; c++) {
+      const long to = at + c * LANES, rest = left - c * LANES;
+      if (t.epilogue == STORE) put((T*)t.out + to, rest, piece(i, c));
+      else if (t.epilogue == STORE_F32) put((float*)t.out + to, rest, piece(i, c));
+      else add((float*)t.out + to, rest, piece(i, c));
     }
   }
 }
@@ -105,44 +115,55 @@ static INLINE Prepared<T> rows_from(const Prepared<T>& p, long row, long padded_
   else r.q += row * padded_k, r.scale += row * padded_k / 32, r.beside += row * padded_k / 32;
   return r;
 }
-static INLINE void quantize_group(__m512 v0, __m512 v1, int64_t kind, int8_t* q, float* scale, Beside* beside) {
-  const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
-  const __m512 r = _mm512_set1_ps(top > 0 ? 127.f / top : 0.f);
-  const __m512i i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, r)), i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, r));
-  _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(i0));
-  _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtepi32_epi8(i1));
+static INLINE void quantize_group(const Vec (&v)[32 / LANES], int64_t kind, int8_t* q, float* scale, Beside* beside) {
+  Vec largest = abs(v[0]);
+#pragma GCC unroll 4
+  for (int i = 1; i < 32 / LANES; i++) largest = max(largest, abs(v[i]));
+  const float top = reduce_max(largest);
+  const Vec r = broadcast(top > 0 ? 127.f / top : 0.f);
+  IntVec sums = broadcast_int(0);
+#pragma GCC unroll 4
+  for (int i = 0; i < 32 / LANES; i++) {
+    const IntVec x = rounded(mul(v[i], r));
+    store_bytes(q + i * LANES, x);
+    sums = add(sums, x);
+  }
   *scale = top / 127.f;
-  const int sum = _mm512_reduce_add_epi32(_mm512_add_epi32(i0, i1));
+  const int sum = reduce_add(sums);
   if (kind == Q4) beside->sum = *scale * (float)sum;
-  else beside->start = (kind == Q8 ? -128 : -8) * sum;
+  else beside->start = (kind == Q8 ? -OFFSET_8 : -8) * sum;
 }
 template <class In>
 static INLINE float inverse_rms(const In* x, long k, float eps) {
-  __m512 ss = _mm512_setzero_ps();
-  for (long i = 0; i < k; i += 16) {
-    const __m512 v = load(x + i, first(k - i));
-    ss = _mm512_fmadd_ps(v, v, ss);
+  Vec ss = zero();
+  for (long i = 0; i < k; i += LANES) {
+    const Vec v = load(x + i, first(k - i));
+    ss = fma(v, v, ss);
   }
-  return 1.f / std::sqrt(_mm512_reduce_add_ps(ss) / (float)k + eps);
+  return 1.f / std::sqrt(reduce_add(ss) / (float)k + eps);
 }
 // One row: norm, then rounded or quantised; zeros up to padded_k
 template <class T, class In>
 static void prepare_row(const In* x, const float* norm, float eps, const Linear& w, const Prepared<T>& p, long row) {
   const long k = w.k;
-  const __m512 r = _mm512_set1_ps(norm ? inverse_rms(x, k, eps) : 1.f);
+  const Vec r = broadcast(norm ? inverse_rms(x, k, eps) : 1.f);
   auto at = [&](long i) {
-    const __mmask16 mask = first(k - i);
-    const __m512 v = load(x + i, mask);
-    return norm ? _mm512_mul_ps(_mm512_mul_ps(v, r), load(norm + i, mask)) : v;
+    const Lanes mask = first(k - i);
+    const Vec v = load(x + i, mask);
+    return norm ? mul(mul(v, r), load(norm + i, mask)) : v;
   };
   if (p.dense) {
     T* to = (T*)p.dense + row * w.padded_k;
-    for (long i = 0; i < w.padded_k; i += 16) store(to + i, at(i));
+    for (long i = 0; i < w.padded_k; i += LANES) store(to + i, at(i));
     return;
   }
   const long G = w.padded_k / 32;
-  for (long g = 0; g < G; g++)
-    quantize_group(at(g * 32), at(g * 32 + 16), w.kind, p.q + row * w.padded_k + g * 32, p.scale + row * G + g, p.beside + row * G + g);
+  for (long g = 0; g < G; g++) {
+    Vec v[32 / LANES];
+#pragma GCC unroll 4
+    for (int i = 0; i < 32 / LANES; i++) v[i] = at(g * 32 + i * LANES);
+    quantize_group(v, w.kind, p.q + row * w.padded_k + g * 32, p.scale + row * G + g, p.beside + row * G + g);
+  }
 }
 template <class T>
 static void prepare_row(const Input& in, const Linear& w, const Prepared<T>& p, long from, long row) {
@@ -164,24 +185,23 @@ template <class T>
 static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
   const long size = 32 * w.padded_k;
   const T *B = (const T*)w.values + at.tile * size, *next = (const T*)w.values + at.next * size;
-  over_rows<12>(at.M, [&](auto rows, long m, long run, long runs) {
+  over_rows<DENSE_ROWS<T>>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
     const T* A = x.dense + (at.m0 + m) * x.ld;
-    __m512 acc[1][MR][2] = {};
-    const Tiles<T, 1, 2> tile{{B}, {share_of(next, size * sizeof(T), at, A, run, runs)}};
-    multiply<MR>(A, x.ld, tile, w.padded_k, acc);
-    finish<T, MR>(t, at.m0 + m, at.tile, acc[0]);
+    Vec acc[PANELS][MR][2] = {};
+    multiply_tile<MR>(A, x.ld, B, share_of(next, size * sizeof(T), at, A, run, runs), w.padded_k, acc);
+    finish<T, MR>(t, at.m0 + m, at.tile, acc);
   });
 }
 template <class T, Format F>
 static void quantized_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
   const long K = w.padded_k, G = K / 32, size = G * group_bytes(F);
   const uint8_t *B = (const uint8_t*)w.values + at.tile * size, *next = (const uint8_t*)w.values + at.next * size;
-  over_rows<6>(at.M, [&](auto rows, long m, long run, long runs) {
+  over_rows<QUANTIZED_ROWS>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
     const long r = at.m0 + m;
     const Quantized A{x.q + r * K, x.scale + r * G, x.beside + r * G};
-    __m512 acc[MR][2] = {};
+    Vec acc[PANELS][MR][2] = {};
     multiply<F, MR>(A, B, share_of(next, size, at, A.q, run, runs), K, acc);
     finish<T, MR>(t, r, at.tile, acc);
   });

@@ -1,4 +1,4 @@
-// The inner loops: acc[m][0..1] += A[m, :] * B[:, 32 columns] for MR rows at once. One sum per row and column, in the
+// The inner loops: acc[m][0..1] += A[m, :] * B[:, UNIT columns] for MR rows at once. One sum per row and column, in the
 // order of k, so that a row's result does not depend on how many rows run beside it.
 //
 // Beside it `ahead` is prefetched, one prefetch for each 64 bytes of B: a core that computes 8 rows or more would else
@@ -7,6 +7,9 @@
 #include "simd.h"
 
 namespace headrace {
+
+// B comes in tiles of 32 columns. A micro-kernel computes two vectors of them at a time: a whole tile or a panel of it.
+static constexpr int UNIT = 2 * LANES, PANELS = 32 / UNIT;
 
 // Row pointers, one per three rows: p, p + s, p + 2 s need no register each.
 template <class T, int MR>
@@ -23,7 +26,7 @@ struct Rows {
   }
 };
 
-// W tiles at once: with few rows, more sums that need not wait for each other. A prefetch stream goes with each tile.
+// W units at once: with few rows, more sums that need not wait for each other. A prefetch stream goes with each.
 template <class T, int W, int Level>
 struct Tiles {
   const T* p[W];
@@ -31,17 +34,17 @@ struct Tiles {
 };
 // B is [K][32] fp32
 template <int MR, int W, int L>
-static INLINE void multiply(const float* A, long lda, Tiles<float, W, L> b, long K, __m512 (&acc)[W][MR][2]) {
+static INLINE void multiply(const float* A, long lda, Tiles<float, W, L> b, long K, Vec (&acc)[W][MR][2]) {
   Rows<float, MR> a(A, lda);
   for (long k = 0; k < K; k++) {
     for (int w = 0; w < W; w++) {
-      const __m512 b0 = _mm512_loadu_ps(b.p[w] + k * 32), b1 = _mm512_loadu_ps(b.p[w] + k * 32 + 16);
-      b.ahead[w].template prefetch<2>();
+      const Vec b0 = load(b.p[w] + k * 32), b1 = load(b.p[w] + k * 32 + LANES);
+      b.ahead[w].template prefetch<UNIT / 16>();
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        const __m512 x = _mm512_set1_ps(*a[m]);
-        acc[w][m][0] = _mm512_fmadd_ps(x, b0, acc[w][m][0]);
-        acc[w][m][1] = _mm512_fmadd_ps(x, b1, acc[w][m][1]);
+        const Vec x = broadcast(*a[m]);
+        acc[w][m][0] = fma(x, b0, acc[w][m][0]);
+        acc[w][m][1] = fma(x, b1, acc[w][m][1]);
       }
     }
     a.advance(1);
@@ -49,22 +52,45 @@ static INLINE void multiply(const float* A, long lda, Tiles<float, W, L> b, long
 }
 // B is [K/2][32][2] bf16
 template <int MR, int W, int L>
-static INLINE void multiply(const bf16* A, long lda, Tiles<bf16, W, L> b, long K, __m512 (&acc)[W][MR][2]) {
+static INLINE void multiply(const bf16* A, long lda, Tiles<bf16, W, L> b, long K, Vec (&acc)[W][MR][2]) {
   Rows<bf16, MR> a(A, lda);
   for (long k = 0; k < K; k += 2) {
     for (int w = 0; w < W; w++) {
-      const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b.p[w] + k * 32), b1 = (__m512bh)_mm512_loadu_si512(b.p[w] + k * 32 + 32);
-      b.ahead[w].template prefetch<2>();
+      const Pairs b0 = load_pairs(b.p[w] + k * 32), b1 = load_pairs(b.p[w] + k * 32 + UNIT);
+      b.ahead[w].template prefetch<UNIT / 16>();
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        int pair;
-        memcpy(&pair, a[m], 4);
-        const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-        acc[w][m][0] = _mm512_dpbf16_ps(acc[w][m][0], x, b0);
-        acc[w][m][1] = _mm512_dpbf16_ps(acc[w][m][1], x, b1);
+        const Pairs x = broadcast_pair(a[m]);
+        acc[w][m][0] = dot(acc[w][m][0], x, b0);
+        acc[w][m][1] = dot(acc[w][m][1], x, b1);
       }
     }
     a.advance(2);
+  }
+}
+
+// A whole tile: its panels one after the other or, with few rows, at once
+template <int MR, class T, int L>
+static INLINE void multiply_tile(const T* A, long lda, const T* B, Ahead<L> ahead, long K, Vec (&acc)[PANELS][MR][2]) {
+  constexpr int W = MR <= DENSE_ROWS<T> / 2 ? PANELS : 1, P = 4 / sizeof(T);
+  const long prefetches = K * UNIT * sizeof(T) / 64;
+  auto panels_from = [&](int panel, Vec(&sums)[W][MR][2]) {
+    Tiles<T, W, L> units;
+    for (int w = 0; w < W; w++) {
+      units.p[w] = B + (panel + w) * UNIT * P;
+      units.ahead[w] = ahead.after((panel + w) * prefetches);
+    }
+    multiply<MR>(A, lda, units, K, sums);
+  };
+  if constexpr (W == PANELS) {
+    panels_from(0, acc);
+  } else {
+    for (int panel = 0; panel < PANELS; panel++) {
+      Vec sums[1][MR][2] = {};  // of its own, or the compiler would store each sum in each round
+      panels_from(panel, sums);
+      for (int m = 0; m < MR; m++)
+        for (int j = 0; j < 2; j++) acc[panel][m][j] = sums[0][m][j];
+    }
   }
 }
 
@@ -88,64 +114,61 @@ static constexpr bool has_min(Format f) { return f == INT4; }
 static constexpr long value_bytes(Format f) { return f == INT8 ? 1024 : 512; }
 static constexpr long group_bytes(Format f) { return value_bytes(f) + (has_min(f) ? 128 : 64); }
 
-static INLINE __m512 half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-static INLINE __m512i quad(const int8_t* p) {
-  int v;
-  memcpy(&v, p, 4);
-  return _mm512_set1_epi32(v);
-}
-
 template <Format F, int MR>
-static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead, long K, __m512 (&acc)[MR][2]) {
-  const __m512i mask = _mm512_set1_epi8(15);
+static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead, long K, Vec (&acc)[PANELS][MR][2]) {
   const long G = K / 32;
   Rows<int8_t, MR> a(A.q, K);
   for (long g = 0; g < G; g++) {
     ahead.prefetch<group_bytes(F) / 64>();
-    __m512i ia[MR][2];  // integer sums of the group: exact
+#pragma GCC unroll 2
+    for (int panel = 0; panel < PANELS; panel++) {
+      const uint8_t *values = B + panel * UNIT * 4, *halves = B + value_bytes(F) + panel * UNIT * 2;
+      IntVec ia[MR][2];  // integer sums of the group: exact
+      auto start = [&](int m) { return has_min(F) ? 0 : A.beside[m * G + g].start; };
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; m++)
-      ia[m][0] = ia[m][1] = has_min(F) ? _mm512_setzero_si512() : _mm512_set1_epi32(A.beside[m * G + g].start);
-    if constexpr (F != INT8) {
+      for (int m = 0; m < MR; m++) ia[m][0] = ia[m][1] = F == INT8 ? broadcast_int(start(m)) : begin4(start(m));
+      if constexpr (F != INT8) {
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) {
-        const __m512i r0 = _mm512_loadu_si512(B + j * 128), r1 = _mm512_loadu_si512(B + j * 128 + 64);
-        const __m512i l0 = _mm512_and_si512(r0, mask), l1 = _mm512_and_si512(r1, mask);
-        const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(r0, 4), mask);
-        const __m512i h1 = _mm512_and_si512(_mm512_srli_epi16(r1, 4), mask);
+        for (int j = 0; j < 4; j++) {
+          const IntVec r0 = load_ints(values + j * 128), r1 = load_ints(values + j * 128 + LANES * 4);
+          const IntVec l0 = low_nibbles(r0), l1 = low_nibbles(r1);
+          const IntVec h0 = high_nibbles(r0), h1 = high_nibbles(r1);
 #pragma GCC unroll 16
-        for (int m = 0; m < MR; m++) {
-          const __m512i al = quad(a[m] + j * 4), ah = quad(a[m] + j * 4 + 16);
-          ia[m][0] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(ia[m][0], l0, al), h0, ah);
-          ia[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(ia[m][1], l1, al), h1, ah);
+          for (int m = 0; m < MR; m++) {
+            const IntVec al = broadcast_quad(a[m] + j * 4), ah = broadcast_quad(a[m] + j * 4 + 16);
+            ia[m][0] = dot4(dot4(ia[m][0], l0, al), h0, ah);
+            ia[m][1] = dot4(dot4(ia[m][1], l1, al), h1, ah);
+          }
         }
-      }
-    } else {
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; m++) ia[m][0] = end4(ia[m][0], start(m)), ia[m][1] = end4(ia[m][1], start(m));
+      } else {
 #pragma GCC unroll 8
-      for (int j = 0; j < 8; j++) {
-        const __m512i b0 = _mm512_loadu_si512(B + j * 128), b1 = _mm512_loadu_si512(B + j * 128 + 64);
+        for (int j = 0; j < 8; j++) {
+          const IntVec b0 = weights_8(values + j * 128), b1 = weights_8(values + j * 128 + LANES * 4);
 #pragma GCC unroll 16
-        for (int m = 0; m < MR; m++) {
-          const __m512i x = quad(a[m] + j * 4);
-          ia[m][0] = _mm512_dpbusd_epi32(ia[m][0], b0, x);
-          ia[m][1] = _mm512_dpbusd_epi32(ia[m][1], b1, x);
+          for (int m = 0; m < MR; m++) {
+            const IntVec x = broadcast_quad(a[m] + j * 4);
+            ia[m][0] = dot8(ia[m][0], b0, x);
+            ia[m][1] = dot8(ia[m][1], b1, x);
+          }
         }
       }
-    }
-    const __m512 d0 = half(B + value_bytes(F)), d1 = half(B + value_bytes(F) + 32);
-#pragma GCC unroll 16
-    for (int m = 0; m < MR; m++) {
-      const __m512 s = _mm512_set1_ps(A.scale[m * G + g]);
-      acc[m][0] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(ia[m][0]), s), d0, acc[m][0]);
-      acc[m][1] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(ia[m][1]), s), d1, acc[m][1]);
-    }
-    if constexpr (has_min(F)) {
-      const __m512 n0 = half(B + value_bytes(F) + 64), n1 = half(B + value_bytes(F) + 96);
+      const Vec d0 = load_half(halves), d1 = load_half(halves + LANES * 2);
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        const __m512 x = _mm512_set1_ps(A.beside[m * G + g].sum);
-        acc[m][0] = _mm512_fmadd_ps(x, n0, acc[m][0]);
-        acc[m][1] = _mm512_fmadd_ps(x, n1, acc[m][1]);
+        const Vec s = broadcast(A.scale[m * G + g]);
+        acc[panel][m][0] = fma(mul(to_float(ia[m][0]), s), d0, acc[panel][m][0]);
+        acc[panel][m][1] = fma(mul(to_float(ia[m][1]), s), d1, acc[panel][m][1]);
+      }
+      if constexpr (has_min(F)) {
+        const Vec n0 = load_half(halves + 64), n1 = load_half(halves + 64 + LANES * 2);
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; m++) {
+          const Vec x = broadcast(A.beside[m * G + g].sum);
+          acc[panel][m][0] = fma(x, n0, acc[panel][m][0]);
+          acc[panel][m][1] = fma(x, n1, acc[panel][m][1]);
+        }
       }
     }
     a.advance(32);

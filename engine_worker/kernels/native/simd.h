@@ -1,6 +1,5 @@
-// Vector helpers (AVX512) and the team of threads that runs one operator.
+// Vector functions on what the target can do (avx512.h, avx2.h), and the team of threads that runs one operator.
 #pragma once
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <omp.h>
 #include <sys/syscall.h>
@@ -15,62 +14,46 @@
 #include <new>
 #include <type_traits>
 
-#define INLINE __attribute__((always_inline)) inline
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#include "avx2.h"
+#endif
 
 namespace headrace {
 
-using bf16 = uint16_t;  // bits of a bfloat16
-
-// ---------------------------------------------------------------- loads and stores of activations
-static INLINE __m512 load(const float* p) { return _mm512_loadu_ps(p); }
-static INLINE __m512 load(const bf16* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
-static INLINE __m512 load(const float* p, __mmask16 k) { return _mm512_maskz_loadu_ps(k, p); }
-static INLINE __m512 load(const bf16* p, __mmask16 k) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(k, p)), 16));
-}
-static INLINE __m256i to_bf16(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
-static INLINE void store(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
-static INLINE void store(bf16* p, __m512 v) { _mm256_storeu_si256((__m256i*)p, to_bf16(v)); }
-static INLINE void store(float* p, __m512 v, __mmask16 k) { _mm512_mask_storeu_ps(p, k, v); }
-static INLINE void store(bf16* p, __m512 v, __mmask16 k) { _mm256_mask_storeu_epi16(p, k, to_bf16(v)); }
-static INLINE __mmask16 first(long n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
-
 // ---------------------------------------------------------------- functions
 // exp(x) for x <= 0: relative error below 3e-7, exp of anything under -87 is exp(-87)
-static INLINE __m512 exp_neg(__m512 x) {
-  const __m512 log2e = _mm512_set1_ps(1.44269502f), low = _mm512_set1_ps(1.92596299e-8f);
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, log2e), 8);
-  const __m512 f = _mm512_fmadd_ps(x, low, _mm512_fmsub_ps(x, log2e, n));  // x * log2(e) = n + f, |f| <= 0.5
-  __m512 p = _mm512_set1_ps(1.54035304e-4f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.33335581e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.61812911e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.55041087e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40226507e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93147181e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.f));
-  return _mm512_scalef_ps(p, n);
+static INLINE Vec exp_neg(Vec x) {
+  const Vec log2e = broadcast(1.44269502f), low = broadcast(1.92596299e-8f);
+  x = max(x, broadcast(-87.f));
+  const Vec n = nearest(mul(x, log2e));
+  const Vec f = fma(x, low, fms(x, log2e, n));  // x * log2(e) = n + f, |f| <= 0.5
+  Vec p = broadcast(1.54035304e-4f);
+  p = fma(p, f, broadcast(1.33335581e-3f));
+  p = fma(p, f, broadcast(9.61812911e-3f));
+  p = fma(p, f, broadcast(5.55041087e-2f));
+  p = fma(p, f, broadcast(2.40226507e-1f));
+  p = fma(p, f, broadcast(6.93147181e-1f));
+  p = fma(p, f, broadcast(1.f));
+  return times_power(p, n);
 }
-static INLINE __m512 sigmoid(__m512 x) {
-  const __m512 e = exp_neg(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
-  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-  const __m512 top = _mm512_mask_mov_ps(_mm512_set1_ps(1.f), negative, e);
-  return _mm512_div_ps(top, _mm512_add_ps(e, _mm512_set1_ps(1.f)));
+static INLINE Vec sigmoid(Vec x) {
+  const Vec e = exp_neg(sub(zero(), abs(x)));
+  const Vec top = choose(is_negative(x), e, broadcast(1.f));
+  return div(top, add(e, broadcast(1.f)));
 }
-static INLINE __m512 silu(__m512 x) { return _mm512_mul_ps(x, sigmoid(x)); }
-static INLINE __m512 gelu_tanh(__m512 x) {  // 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
-  const __m512 x2 = _mm512_mul_ps(x, x);
-  const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(x2, _mm512_set1_ps(0.0713548128f), _mm512_set1_ps(1.59576912f)));
-  return _mm512_mul_ps(x, sigmoid(u));
+static INLINE Vec silu(Vec x) { return mul(x, sigmoid(x)); }
+static INLINE Vec gelu_tanh(Vec x) {  // 0.5 x (1 + tanh(u)) = x sigmoid(2 u)
+  const Vec x2 = mul(x, x);
+  const Vec u = mul(x, fma(x2, broadcast(0.0713548128f), broadcast(1.59576912f)));
+  return mul(x, sigmoid(u));
 }
-static INLINE __m512 soft_cap(__m512 x, __m512 cap) {  // cap * tanh(x / cap)
-  const __m512 y = _mm512_div_ps(x, cap), one = _mm512_set1_ps(1.f);
-  const __m512 e = exp_neg(_mm512_mul_ps(_mm512_abs_ps(y), _mm512_set1_ps(-2.f)));
-  const __m512 t = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
-  const __m512i sign = _mm512_and_si512(_mm512_castps_si512(y), _mm512_set1_epi32((int)0x80000000));
-  return _mm512_mul_ps(cap, _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(t), sign)));
+static INLINE Vec soft_cap(Vec x, Vec cap) {  // cap * tanh(x / cap)
+  const Vec y = div(x, cap), one = broadcast(1.f);
+  const Vec e = exp_neg(mul(abs(y), broadcast(-2.f)));
+  const Vec t = div(sub(one, e), add(one, e));
+  return mul(cap, with_sign_of(t, y));
 }
 
 // What shall be brought into the L1 or L2 cache while something else is computed, at a pace of `line` bytes a prefetch.
@@ -78,6 +61,7 @@ template <int Level>
 struct Ahead {
   const char* p;
   long line;  // 64: each line once; less: some more than once; 0: nothing new
+  INLINE Ahead after(long prefetches) const { return {p + prefetches * line, line}; }
   template <int N>
   INLINE void prefetch() {
 #pragma GCC unroll 20

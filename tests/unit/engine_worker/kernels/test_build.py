@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine_worker.kernels.build import (
-    CPU_FLAGS,
     SOURCE_DIR,
+    TARGETS,
     BuildSettings,
     KernelsUnavailable,
+    TargetName,
     build,
+    choose_target,
     missing_cpu_flags,
 )
 from engine_worker.kernels.cpu import CpuOps
@@ -31,7 +33,7 @@ def compiler(path: Path, body: str) -> str:
     return str(path)
 
 
-ALL_FLAGS = " ".join(CPU_FLAGS)
+ALL_FLAGS = " ".join(flag for flags in TARGETS.values() for flag in flags)
 # Answers --version; else makes a file where -o says, and counts its calls.
 COUNTING = """
 [ "$1" = --version ] && echo 1.0 && exit
@@ -42,11 +44,30 @@ echo built > "$2"
 """
 
 
-def test_a_cpu_without_the_flags_is_named(tmp_path: Path) -> None:
+def test_what_a_cpu_lacks_is_named(tmp_path: Path) -> None:
     settings = BuildSettings(tmp_path, cpuinfo=cpuinfo(tmp_path / "cpuinfo", "avx2 fma"))
-    with pytest.raises(KernelsUnavailable, match="avx512_bf16"):
+    with pytest.raises(KernelsUnavailable, match=r"avx512_bf16, f16c \(avx512\); f16c \(avx2\)"):
         build(settings)
-    assert missing_cpu_flags(tmp_path / "nothing") == tuple(CPU_FLAGS)
+    for target, flags in TARGETS.items():
+        assert missing_cpu_flags(tmp_path / "nothing", target) == tuple(flags)
+
+
+@pytest.mark.parametrize(("flags", "target"), [(ALL_FLAGS, "avx512"), ("avx512f avx2 fma f16c", "avx2")])
+def test_the_best_target_of_the_cpu_is_chosen(tmp_path: Path, flags: str, target: TargetName) -> None:
+    assert choose_target(BuildSettings(cpuinfo=cpuinfo(tmp_path / "cpuinfo", flags))) == target
+
+
+def test_a_target_can_be_asked_for_and_is_another_library(tmp_path: Path) -> None:
+    every, little = cpuinfo(tmp_path / "every", ALL_FLAGS), cpuinfo(tmp_path / "little", "avx2 fma f16c")
+    cc = compiler(tmp_path / "cc", COUNTING)
+    assert choose_target(BuildSettings(cpuinfo=every, target="avx2")) == "avx2"
+    with pytest.raises(KernelsUnavailable, match="avx512_vnni"):
+        choose_target(BuildSettings(cpuinfo=little, target="avx512"))
+    best, forced, only = (
+        build(BuildSettings(tmp_path / "cache", cc, info, target=target))
+        for info, target in ((every, "auto"), (every, "avx2"), (little, "auto"))
+    )
+    assert best != forced == only
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine_worker.kernels.build import TargetName
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import AttentionShape
 from engine_worker.kernels.packing import WeightFormat
 from tests.unit.engine_worker.kernels.batches import Piece, World, expected_attention, make_world, metadata, tokens
-from tests.unit.engine_worker.kernels.native import native_ops, needs_native
+from tests.unit.engine_worker.kernels.native import each_target, native_ops, needs_native
 
 pytestmark = needs_native
 
@@ -47,6 +48,7 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want).norm() / want.norm())
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", DENSE)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "rotary_dim", "block_size"),
@@ -62,28 +64,36 @@ def error(got: Tensor, want: Tensor) -> float:
     ],
 )
 def test_equals_dense_attention(
-    weight_format: WeightFormat, heads: int, kv_heads: int, head_size: int, rotary_dim: int, block_size: int
+    target: TargetName,
+    weight_format: WeightFormat,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    rotary_dim: int,
+    block_size: int,
 ) -> None:
-    ops = native_ops(weight_format)
+    ops = native_ops(weight_format, target=target)
     shape = AttentionShape(heads, kv_heads, head_size, head_size**-0.5)
     world = make_world(shape, [1, 33, 300], ops.activation_dtype, block_size=block_size, rotary_dim=rotary_dim)
     for sequence, got in run_steps(ops, world, whole(world)).items():
         assert error(got, expected_attention(world, sequence)) < TOLERANCE[ops.activation_dtype]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", DENSE)
 @pytest.mark.parametrize("window", [1, 17, 32, 256, 300, 10_000])
-def test_sliding_window(weight_format: WeightFormat, window: int) -> None:
-    ops = native_ops(weight_format)
+def test_sliding_window(target: TargetName, weight_format: WeightFormat, window: int) -> None:
+    ops = native_ops(weight_format, target=target)
     shape = AttentionShape(4, 2, 64, 0.125, sliding_window=window)
     world = make_world(shape, [700, 40], ops.activation_dtype, rotary_dim=64)
     for sequence, got in run_steps(ops, world, whole(world)).items():
         assert error(got, expected_attention(world, sequence)) < TOLERANCE[ops.activation_dtype]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", DENSE)
-def test_soft_cap_and_head_norms(weight_format: WeightFormat) -> None:
-    ops = native_ops(weight_format)
+def test_soft_cap_and_head_norms(target: TargetName, weight_format: WeightFormat) -> None:
+    ops = native_ops(weight_format, target=target)
     shape = AttentionShape(4, 2, 64, 1.0, soft_cap=5.0)
     world = make_world(shape, [90], ops.activation_dtype, rotary_dim=40)
     q_norm, k_norm = torch.rand(64) + 0.5, torch.rand(64) + 0.5
@@ -91,13 +101,16 @@ def test_soft_cap_and_head_norms(weight_format: WeightFormat) -> None:
     assert error(got, expected_attention(world, 0, q_norm, k_norm)) < 4 * TOLERANCE[ops.activation_dtype]
 
 
+@each_target
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_token_is_the_same_bits_in_any_batch_any_chunks_and_any_threads(data: st.DataObject) -> None:
+def test_a_token_is_the_same_bits_in_any_batch_any_chunks_and_any_threads(
+    target: TargetName, data: st.DataObject
+) -> None:
     weight_format: WeightFormat = data.draw(st.sampled_from(DENSE))
     window = data.draw(st.sampled_from([None, 5, 100, 400]))
     lengths = data.draw(st.lists(st.integers(1, 600), min_size=1, max_size=4))
-    ops = native_ops(weight_format, 1)
+    ops = native_ops(weight_format, 1, target)
     shape = AttentionShape(6, 2, 64, 0.125, sliding_window=window)
     world = make_world(shape, lengths, ops.activation_dtype, rotary_dim=64, seed=data.draw(st.integers(0, 99)))
     alone = {i: run_steps(ops, world, [[Piece(i, 0, n)]])[i] for i, n in enumerate(lengths)}
@@ -113,21 +126,23 @@ def test_a_token_is_the_same_bits_in_any_batch_any_chunks_and_any_threads(data: 
             step.append(Piece(i, done[i], new))
             done[i] += new
         steps.append(step)
-    batched = run_steps(native_ops(weight_format, data.draw(st.integers(1, 4))), world, steps)
+    batched = run_steps(native_ops(weight_format, data.draw(st.integers(1, 4)), target), world, steps)
     assert all(torch.equal(alone[i], batched[i]) for i in alone)
 
 
-def test_a_long_context_is_shared_out_over_threads_without_changing_a_bit() -> None:
+@each_target
+def test_a_long_context_is_shared_out_over_threads_without_changing_a_bit(target: TargetName) -> None:
     shape = AttentionShape(3, 1, 64, 0.125)
     world = make_world(shape, [3000], torch.bfloat16, rotary_dim=64)
     steps = [[Piece(0, 0, 2999)], [Piece(0, 2999, 1)]]
-    results = [run_steps(native_ops("bf16", threads), world, steps)[0] for threads in (1, 2, 3)]
+    results = [run_steps(native_ops("bf16", threads, target), world, steps)[0] for threads in (1, 2, 3)]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
-def test_what_a_former_owner_left_in_a_block_does_no_harm() -> None:
-    ops = native_ops("bf16")
+@each_target
+def test_what_a_former_owner_left_in_a_block_does_no_harm(target: TargetName) -> None:
+    ops = native_ops("bf16", target=target)
     shape = AttentionShape(3, 1, 64, 0.125)
     world = make_world(shape, [40], torch.bfloat16, rotary_dim=64)
     clean = run_steps(ops, world, whole(world))[0]

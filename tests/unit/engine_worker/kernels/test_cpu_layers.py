@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_worker.kernels.build import TargetName
 from engine_worker.kernels.cpu import CpuOps
 from engine_worker.kernels.ops import Activation, AttentionShape, DecoderLayer, DenseWeight, LayerOps
 from engine_worker.kernels.packing import WeightFormat
 from tests.unit.engine_worker.kernels.batches import Piece, World, make_world, metadata
-from tests.unit.engine_worker.kernels.native import native_ops, needs_native
+from tests.unit.engine_worker.kernels.native import each_target, native_ops, needs_native
 
 pytestmark = needs_native
 
@@ -87,9 +88,10 @@ def world_of(ops: CpuOps, length: int = 300) -> World:
     return make_world(AttentionShape(4, 2, 32, 0.2), [length], ops.activation_dtype, rotary_dim=32)
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_one_call_gives_the_bits_of_the_operators(weight_format: WeightFormat) -> None:
-    ops = native_ops(weight_format)
+def test_one_call_gives_the_bits_of_the_operators(target: TargetName, weight_format: WeightFormat) -> None:
+    ops = native_ops(weight_format, target=target)
     assert isinstance(ops, LayerOps)
     world = world_of(ops)
     layers = make_layers(ops, world, [None, 20, None], post_norms=False)
@@ -98,15 +100,18 @@ def test_one_call_gives_the_bits_of_the_operators(weight_format: WeightFormat) -
     assert torch.equal(in_one_call(ops, layers, world, steps, x), by_operators(ops, layers, world, steps, x))
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_chunks_and_threads_change_no_bit_with_norms_after_each_half(weight_format: WeightFormat) -> None:
+def test_chunks_and_threads_change_no_bit_with_norms_after_each_half(
+    target: TargetName, weight_format: WeightFormat
+) -> None:
     x = torch.randn(300, HIDDEN, generator=torch.Generator().manual_seed(0))
     results = []
     for threads, steps in (
         (1, [[Piece(0, 0, 300)]]),
         (3, [[Piece(0, 0, 77)], [Piece(0, 77, 222)], [Piece(0, 299, 1)]]),
     ):
-        ops = native_ops(weight_format, threads)
+        ops = native_ops(weight_format, threads, target)
         world = world_of(ops)
         layers = make_layers(ops, world, [None, 100], post_norms=True)
         results.append(in_one_call(ops, layers, world, steps, x))

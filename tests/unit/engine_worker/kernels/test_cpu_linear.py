@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine_worker.kernels.build import TargetName
 from engine_worker.kernels.ops import Activation, DenseWeight, QuantizedWeight, Weight
 from engine_worker.kernels.packing import WeightFormat, convert, dequantize
-from tests.unit.engine_worker.kernels.native import native_ops, needs_native
+from tests.unit.engine_worker.kernels.native import available_targets, each_target, native_ops, needs_native
 
 pytestmark = needs_native
 
@@ -42,11 +43,12 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want).norm() / want.norm())
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64])
-def test_linear_with_bias(weight_format: WeightFormat, n: int, k: int, rows: int) -> None:
-    ops = native_ops(weight_format)
+def test_linear_with_bias(target: TargetName, weight_format: WeightFormat, n: int, k: int, rows: int) -> None:
+    ops = native_ops(weight_format, target=target)
     weight, bias = random_dense(n, k), torch.randn(n)
     x = torch.randn(rows, k).to(ops.activation_dtype)
     got = ops.linear(x, ops.pack(weight, bias))
@@ -56,10 +58,11 @@ def test_linear_with_bias(weight_format: WeightFormat, n: int, k: int, rows: int
         assert error(got, x.float() @ as_stored(weight, weight_format).t() + bias) < TOLERANCE[weight_format]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_norm_linear_and_logits(weight_format: WeightFormat, n: int, k: int) -> None:
-    ops = native_ops(weight_format)
+def test_norm_linear_and_logits(target: TargetName, weight_format: WeightFormat, n: int, k: int) -> None:
+    ops = native_ops(weight_format, target=target)
     weight, x, norm = random_dense(n, k), torch.randn(5, k) * 3, torch.rand(k) + 0.5
     normed = nnf.rms_norm(x, (k,), norm, 1e-5)
     want = normed @ as_stored(weight, weight_format).t()
@@ -71,10 +74,13 @@ def test_norm_linear_and_logits(weight_format: WeightFormat, n: int, k: int) -> 
     assert error(head, normed @ as_stored(weight, head_format).t()) < TOLERANCE[weight_format]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_linear_add_changes_the_residual_in_place(weight_format: WeightFormat, n: int, k: int) -> None:
-    ops = native_ops(weight_format)
+def test_linear_add_changes_the_residual_in_place(
+    target: TargetName, weight_format: WeightFormat, n: int, k: int
+) -> None:
+    ops = native_ops(weight_format, target=target)
     weight = random_dense(n, k)
     x, residual = torch.randn(9, k).to(ops.activation_dtype), torch.randn(9, n)
     want = residual + x.float() @ as_stored(weight, weight_format).t()
@@ -82,11 +88,12 @@ def test_linear_add_changes_the_residual_in_place(weight_format: WeightFormat, n
     assert error(residual, want) < TOLERANCE[weight_format]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize(("n", "k"), [(96, 64), (50, 100), (1, 32)])
-def test_gate_up(weight_format: WeightFormat, activation: Activation, n: int, k: int) -> None:
-    ops = native_ops(weight_format)
+def test_gate_up(target: TargetName, weight_format: WeightFormat, activation: Activation, n: int, k: int) -> None:
+    ops = native_ops(weight_format, target=target)
     gate, up = random_dense(n, k, 1), random_dense(n, k, 2)
     x, norm = torch.randn(20, k) * 4, torch.rand(k) + 0.5
     normed = nnf.rms_norm(x, (k,), norm, 1e-6)
@@ -97,15 +104,17 @@ def test_gate_up(weight_format: WeightFormat, activation: Activation, n: int, k:
     assert error(got, want) < 2 * TOLERANCE[weight_format]
 
 
+@each_target
 @pytest.mark.parametrize("weight_format", FORMATS)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_a_row_is_the_same_bits_in_any_batch_and_with_any_threads(
-    weight_format: WeightFormat, data: st.DataObject
+    target: TargetName, weight_format: WeightFormat, data: st.DataObject
 ) -> None:
     n, k = data.draw(st.sampled_from([(96, 64), (70, 100), (576, 1536), (33, 288)]))
     rows = data.draw(st.integers(1, 300))
-    one, many = native_ops(weight_format, 1), native_ops(weight_format, data.draw(st.integers(1, 4)))
+    one = native_ops(weight_format, 1, target)
+    many = native_ops(weight_format, data.draw(st.integers(1, 4)), target)
     weight = random_dense(n, k)
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     norm = torch.ones(k)
@@ -117,8 +126,9 @@ def test_a_row_is_the_same_bits_in_any_batch_and_with_any_threads(
         assert torch.equal(one.norm_linear(piece, norm, 1e-5, packed), batch[start : start + count])
 
 
-def test_rows_far_apart_in_size_and_rows_of_zeros() -> None:
-    ops = native_ops("int8")
+@each_target
+def test_rows_far_apart_in_size_and_rows_of_zeros(target: TargetName) -> None:
+    ops = native_ops("int8", target=target)
     weight = random_dense(64, 96)
     x = torch.zeros(3, 96, dtype=torch.bfloat16)
     x[1] = 3e38
@@ -126,6 +136,31 @@ def test_rows_far_apart_in_size_and_rows_of_zeros() -> None:
     got = ops.linear(x, ops.pack(weight))
     assert not got[0].any()
     assert got[2].isfinite().all()
+
+
+@each_target
+@pytest.mark.parametrize(("low", "high", "minimum"), [(-128, 127, None), (0, 15, -8.0), (0, 15, 0.0)])
+def test_integer_sums_are_exact_at_their_largest(
+    target: TargetName, low: int, high: int, minimum: float | None
+) -> None:
+    """AVX2 adds products in 16 bits, which saturate: the largest have to fit."""
+    ones = torch.ones(64, 3, dtype=torch.half)
+    values = torch.cat([torch.full((32, 96), low), torch.full((32, 96), high)])
+    stored = values.to(torch.int8 if minimum is None else torch.uint8)
+    weight = QuantizedWeight(stored, ones, None if minimum is None else ones * minimum)
+    x = torch.ones(3, 96).bfloat16() * torch.tensor([[1], [-1], [0]])
+    ops, got = native_ops("auto", target=target), torch.zeros(3, 64)
+    ops.linear_add(x, ops.pack(weight), got)
+    torch.testing.assert_close(got, x.float() @ (values + (minimum or 0.0)).t(), rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+def test_every_target_computes_the_same_bits_from_the_same_integers(weight_format: WeightFormat) -> None:
+    weight, x = random_dense(100, 576), torch.randn(37, 576).bfloat16()
+    results = [
+        ops.linear(x, ops.pack(weight)) for ops in (native_ops(weight_format, target=t) for t in available_targets())
+    ]
+    assert all(torch.equal(results[0], other) for other in results)
 
 
 def test_wrong_shapes_and_types_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from common.errors import CheckpointMismatch, ConfigError, ModelFileMissing, NotEnoughMemory, UnsupportedModel
 from engine_worker.config import ComputeSettings, ModelSettings
-from engine_worker.kernels.build import BuildSettings, KernelsUnavailable, build
+from engine_worker.kernels.build import BuildSettings, KernelsUnavailable, TargetName, build
 from engine_worker.runner import building
 from engine_worker.runner.loading import load_engine_model
+from tests.unit.engine_worker.kernels.native import available_targets, each_target
 from tests.unit.engine_worker.models.tiny_models import make_model
 from tests.unit.engine_worker.runner.small_world import SmallWorld, load
 from tests.unit.engine_worker.weights.tiny_gguf import TOKENS, llama_metadata, llama_tensors, write_gguf
@@ -75,6 +77,29 @@ def test_the_fingerprint_follows_whatever_changes_logits(directory: Path, change
         load(changed(rms_norm_eps=1e-3)).fingerprint,
     ]
     assert len({plain, *others}) == 4
+
+
+@each_target
+def test_the_target_of_the_native_kernels_is_told_and_in_the_fingerprint(directory: Path, target: TargetName) -> None:
+    compute = ComputeSettings(backend="native", num_threads=1, native_target=target)
+    model = load_engine_model(ModelSettings(model=str(directory)), compute)
+    assert (model.backend, model.native_target) == ("native", target)
+    others = [t for t in available_targets() if t != target]
+    for other in others:
+        compute = compute.model_copy(update={"native_target": other})
+        assert load_engine_model(ModelSettings(model=str(directory)), compute).fingerprint != model.fingerprint
+
+
+def test_a_target_that_is_asked_for_and_cannot_be_had_is_an_error(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags : avx2 fma f16c\n")
+    little = functools.partial(BuildSettings, cpuinfo=tmp_path / "cpuinfo")
+    monkeypatch.setattr("engine_worker.runner.backend.BuildSettings", little)
+    with pytest.raises(ConfigError, match="avx512_vnni"):
+        load_engine_model(
+            ModelSettings(model=str(directory)), ComputeSettings(backend="native", native_target="avx512")
+        )
 
 
 def test_several_ends_and_defaults_of_generation(changed: Callable[..., Path]) -> None:
