@@ -68,7 +68,8 @@ async def test_a_poisonous_request_is_quarantined_and_its_batch_mates_are_unharm
     findings = await audit(deployment, transcripts, expected)
     assert [line for line in findings.wrong if request_id not in line] == []
     assert findings.failed == 1
-    assert len(findings.takeovers) >= 8, "the mates did not share the deaths"
+    shared = {takeover.request_id for takeover in findings.takeovers} - {request_id}
+    assert shared, "no mate was beside it when it killed a worker"
     assert findings.checked_answers == len(MATES)
 
 
