@@ -98,6 +98,15 @@ async def heeding_cancellation(call: Awaitable[_T]) -> _T:
     return result
 
 
+async def _on_shared_node(call: Awaitable[_T]) -> _T:
+    """A call on a cluster's node. After a failure of one call the library closes the connections of all nodes, also
+    those on which other tasks wait: they find their stream gone, as an AttributeError, which is a lost connection."""
+    try:
+        return await heeding_cancellation(call)
+    except AttributeError as error:
+        raise redis.ConnectionError(f"connection closed beside the call: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class PushSource:
     """One connection's worth of channels; ``owned`` clients are closed with the subscription."""
@@ -265,18 +274,18 @@ class ClusterConnections:
 
     async def execute(self, *args: Any, key: str, is_blocking: bool = False) -> Any:
         client = self._blocking if is_blocking else self._commands
-        await client.initialize()
+        await _on_shared_node(client.initialize())
         # Named here, or the library would ask the server where the keys of XREAD and its like stand.
         node = client.get_node_from_key(key)
-        return await heeding_cancellation(client.execute_command(*args, target_nodes=node))
+        return await _on_shared_node(client.execute_command(*args, target_nodes=node))
 
     async def execute_and_wait(self, *args: Any, key: str, replicas: int, wait_ms: int) -> tuple[Any, int]:
-        await self._commands.initialize()
+        await _on_shared_node(self._commands.initialize())
         node = self._commands.get_node_from_key(key)
         if node is None:
             raise SlotNotCoveredError(f"no node serves {key}")
         commands: list[Any] = [PipelineCommand(0, *args), PipelineCommand(1, "WAIT", replicas, wait_ms)]
-        await heeding_cancellation(node.execute_pipeline(commands))
+        await _on_shared_node(node.execute_pipeline(commands))
         for command in commands:
             if isinstance(command.result, redis.exceptions.MovedError):
                 # The ordinary way follows the redirection and learns from it; the next round finds the node.
@@ -291,19 +300,19 @@ class ClusterConnections:
             if nodes := client.get_nodes():
                 for node in nodes:
                     await node.disconnect_free_connections()
-                await client.nodes_manager.initialize()
+                await _on_shared_node(client.nodes_manager.initialize())
 
     async def ping(self) -> None:
-        await self._commands.initialize()
+        await _on_shared_node(self._commands.initialize())
         await self.on_primaries("PING")
 
     async def on_primaries(self, *args: str) -> list[Any]:
-        await self._commands.initialize()
+        await _on_shared_node(self._commands.initialize())
         nodes = self._commands.get_primaries()
-        return list(await asyncio.gather(*(node.execute_command(*args) for node in nodes)))
+        return list(await asyncio.gather(*(_on_shared_node(node.execute_command(*args)) for node in nodes)))
 
     async def scan(self, pattern: str) -> list[bytes]:
-        await self._commands.initialize()
+        await _on_shared_node(self._commands.initialize())
         return [key async for key in self._commands.scan_iter(match=pattern, count=1000)]
 
     def push_sources(self, channels: Sequence[str]) -> list[PushSource]:

@@ -1,4 +1,4 @@
-"""A cancelled task ends, even when the library forgets that it was cancelled."""
+"""A cancelled task ends, even when the library forgets it; what the library closes beside a call is an outage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from common.transport.connections import heeding_cancellation
+from common.transport.connections import TRANSIENT, _on_shared_node, heeding_cancellation
 
 
 async def test_a_cancellation_that_the_call_swallows_still_ends_the_task() -> None:
@@ -31,3 +31,12 @@ async def test_a_call_that_is_left_alone_gives_its_result() -> None:
         return "reply"
 
     assert await heeding_cancellation(reply()) == "reply"
+
+
+async def test_a_stream_that_the_library_closed_beside_a_call_is_a_lost_connection() -> None:
+    async def writes_to_nothing() -> None:
+        writer = None
+        writer.writelines([b"PING"])  # type: ignore[attr-defined]
+
+    with pytest.raises(TRANSIENT, match="closed beside the call"):
+        await _on_shared_node(writes_to_nothing())
