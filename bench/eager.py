@@ -9,15 +9,13 @@ context is random tokens, computed before the clock runs. Milliseconds are media
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.clock import median_ms
 from cli.bench.machine import Disturbance
 
 
@@ -56,24 +54,13 @@ def decode_ms(model: Any, batch: int, context: int, seconds: float) -> float:
         out = model(input_ids=state[0], past_key_values=state[1], use_cache=True)
         state[:] = out.logits[:, -1:].argmax(-1), out.past_key_values
 
-    return _median_ms(step, seconds, most=context // 4)
+    return median_ms(step, seconds, warm_up=1, most=context // 4)
 
 
 @torch.inference_mode()
 def prefill_ms(model: Any, tokens: int, seconds: float) -> float:
     ids = torch.randint(0, model.config.vocab_size, (1, tokens))
-    return _median_ms(lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1), seconds, most=50)
-
-
-def _median_ms(step: Callable[[], object], seconds: float, most: int) -> float:
-    step()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end and len(times) < most:
-        start = time.perf_counter()
-        step()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return median_ms(lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1), seconds, warm_up=1, most=50)
 
 
 if __name__ == "__main__":

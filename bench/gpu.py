@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -196,6 +195,7 @@ def _kernels(device: torch.device, speeds: Speeds) -> Iterator[Timing]:
 
 
 def _steps(seconds: float, speeds: Speeds) -> Iterator[Timing]:
+    from bench.clock import median_ms
     from bench.gpu_steps import Steps, random_model
 
     for name, config in MODELS.items():
@@ -214,26 +214,13 @@ def _steps(seconds: float, speeds: Speeds) -> Iterator[Timing]:
                     ("graphs", model, True),
                     ("graphs, deterministic", fixed, True),
                 ):
-                    ms = _median_ms(Steps(served, batch, context, graphs=graphs).decode, seconds)
+                    ms = median_ms(Steps(served, batch, context, graphs=graphs).decode, seconds, warm_up=3, most=200)
                     yield Timing(f"{name} decode {batch} @{context} {how}", ms, floor, 1e3 * batch / ms)
         for length in PREFILLS:
             floor = speeds.floor_ms(layers + table, length * layers)  # two operations for each two bytes
             for label, served in (("", model), (" deterministic", fixed)):
-                ms = _median_ms(Steps(served, 1, length, graphs=False).prefill, seconds)
+                ms = median_ms(Steps(served, 1, length, graphs=False).prefill, seconds, warm_up=3, most=200)
                 yield Timing(f"{name} prefill {length}{label}", ms, floor, 1e3 * length / ms)
-
-
-def _median_ms(step: Callable[[], None], seconds: float, *, warm_up: int = 3, most: int = 200) -> float:
-    """Of whole steps, by the clock on the wall: each ends with its tokens read back."""
-    for _ in range(warm_up):
-        step()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end and len(times) < most:
-        start = time.perf_counter()
-        step()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
 
 
 if __name__ == "__main__":
