@@ -9,10 +9,12 @@ workers (their last events need the log), then the server. A second Ctrl-C kills
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -155,6 +157,10 @@ def edge_ports(http: HttpSettings, count: int) -> list[int]:
 
 
 def free_port(host: str) -> int:
+    """One below the ports that systems give to outgoing connections: none of these takes it before the child does."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return _bind(host, secrets.randbelow(10_000) + 20_000)
     return _bind(host, 0)
 
 

@@ -6,6 +6,7 @@ Servers here are started bare, not by `common.transport.embedded`, which has tes
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import signal
 import socket
@@ -24,16 +25,29 @@ from common.transport.embedded import find_binary
 
 _START_S = 20.0
 _FAILOVER_TIMEOUT_S = 3.0
+_given: set[int] = set()  # ports that this process has handed out
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on (and, for a cluster's bus, low enough to add 10,000 to it)."""
+    """A loopback port that nobody listens on, nor on the one 10,000 above it, which is a cluster's bus.
+
+    Both lie below the ports that the system gives to outgoing connections, so that none of these takes one between
+    this look and the server's start; and two processes that look at the same time rarely look at the same one.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
+        port = random.SystemRandom().randrange(11_000, 22_000)
+        if port not in _given and _is_free(port) and _is_free(port + 10_000):
+            _given.add(port)
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def debian_redis() -> Path | None:

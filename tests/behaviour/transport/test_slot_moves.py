@@ -24,9 +24,9 @@ def move_slot(cluster: Cluster, key: str) -> None:
         target = (source + 1) % len(clients)
         clients[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
         clients[source].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
-        keys: list[Any] = clients[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
         address = ("127.0.0.1", cluster.primaries[target].port)
-        clients[source].execute_command("MIGRATE", *address, "", 0, 5000, "REPLACE", "KEYS", *keys)
+        while keys := clients[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            clients[source].execute_command("MIGRATE", *address, "", 0, 5000, "REPLACE", "KEYS", *keys)
         for client in (clients[target], clients[source], *clients):
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
     finally:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import re
-import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +20,7 @@ from common.telemetry.trace_ids import trace_id_of
 from common.transport import EmbeddedServer, EmbeddedSettings
 from tests.demo_model import demo_model_dir
 from tests.integration.serve.served import ROOT, Served, eventually
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
 
@@ -76,10 +76,7 @@ async def stream(client: AsyncOpenAI, ask: Ask) -> str:
 
 @pytest.fixture(scope="module")
 def otlp_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
 
 
 @pytest.fixture(scope="module")

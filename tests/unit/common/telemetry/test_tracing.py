@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 
@@ -17,17 +16,11 @@ from common.events import EngineRequest, SamplingParams, Usage
 from common.telemetry.genai import request_attributes, response_attributes
 from common.telemetry.settings import TelemetrySettings
 from common.telemetry.tracing import PastSpan, Tracing
+from tests.servers import free_port
 
 REQUEST_ID = "req_0192f0c1a2b37c4d8e5f60718293a4b5"
 TRACE_ID = 0x0192F0C1A2B37C4D8E5F60718293A4B5
 CLIENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=b"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
