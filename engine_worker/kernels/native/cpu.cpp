@@ -28,12 +28,12 @@ void attention_call(const Shape& s, const Step& step, const void* qkv, void* k, 
   AttentionScratch& scratch = attention_scratch;
   plan_attention(scratch, s, step, threads);
   const Cache<T> cache(k, v, s);
-  run_team(threads, [&](Team& team) { attention<T>(team, scratch, (const T*)qkv, s, step, cache, (T*)out); });
+  run_team(threads, [&](Team& team) { attention(team, scratch, (const T*)qkv, s, step, cache, (T*)out); });
 }
 template <class T>
 void rope_call(const Shape& s, const Step& step, const Rope& rope, void* qkv, void* k, void* v, int threads) {
   const Cache<T> cache(k, v, s);
-  run_team(step.tokens > 4 ? threads : 1, [&](Team& team) { rope_write<T>(team, (T*)qkv, s, rope, step, cache); });
+  run_team(step.tokens > 4 ? threads : 1, [&](Team& team) { rope_write(team, (T*)qkv, s, rope, step, cache); });
 }
 
 }  // namespace
