@@ -7,7 +7,8 @@ after a failover. `protocol=2` keeps maintenance notifications (and a broken sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -43,6 +44,7 @@ from common.transport.settings import RedisSettings
 _T = TypeVar("_T")
 
 MAX_BLOCK_MS: Final = 5000
+_SPARE_CONNECTIONS: Final = 4  # to a node: for redirected calls, and for the library's questions about the cluster
 
 Client = Any
 """One of the library's clients: its own types are unions of the synchronous and the asynchronous form."""
@@ -261,23 +263,45 @@ class ClusterConnections:
         }
         self._commands = self._client(address, settings.redis_timeout_s)
         self._blocking = self._client(address, _blocking_timeout_s(settings))
+        self._places: dict[str, asyncio.Semaphore] = {}  # by node
         self._pushing: dict[str, Client] = {}
 
     def _client(self, address: Address, timeout_s: float) -> Client:
         return RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
-            max_connections=self._settings.redis_max_connections,
+            max_connections=self._settings.redis_max_connections + _SPARE_CONNECTIONS,
             retry=Retry(NoBackoff(), 0),
             **self._credentials,
             **_common(self._settings, timeout_s),
         )
+
+    @contextlib.asynccontextmanager
+    async def _place(self, node: ClusterNode | None) -> AsyncIterator[None]:
+        """Waits until a connection to the node is left. The library's cluster client fails the call instead, which
+        would count as a lost connection: in a burst of calls everybody would connect anew."""
+        name = "" if node is None else node.name
+        if name not in self._places:
+            self._places[name] = asyncio.Semaphore(self._settings.redis_max_connections)
+        places = self._places[name]
+        try:
+            async with asyncio.timeout(self._settings.redis_timeout_s):
+                await places.acquire()
+        except TimeoutError as error:
+            raise redis.ConnectionError("no connection became free in time") from error
+        try:
+            yield
+        finally:
+            places.release()
 
     async def execute(self, *args: Any, key: str, is_blocking: bool = False) -> Any:
         client = self._blocking if is_blocking else self._commands
         await _on_shared_node(client.initialize())
         # Named here, or the library would ask the server where the keys of XREAD and its like stand.
         node = client.get_node_from_key(key)
-        return await _on_shared_node(client.execute_command(*args, target_nodes=node))
+        if is_blocking:  # few, and long
+            return await _on_shared_node(client.execute_command(*args, target_nodes=node))
+        async with self._place(node):
+            return await _on_shared_node(client.execute_command(*args, target_nodes=node))
 
     async def execute_and_wait(self, *args: Any, key: str, replicas: int, wait_ms: int) -> tuple[Any, int]:
         await _on_shared_node(self._commands.initialize())
@@ -285,7 +309,8 @@ class ClusterConnections:
         if node is None:
             raise SlotNotCoveredError(f"no node serves {key}")
         commands: list[Any] = [PipelineCommand(0, *args), PipelineCommand(1, "WAIT", replicas, wait_ms)]
-        await _on_shared_node(node.execute_pipeline(commands))
+        async with self._place(node):
+            await _on_shared_node(node.execute_pipeline(commands))
         for command in commands:
             if isinstance(command.result, redis.exceptions.MovedError):
                 # The ordinary way follows the redirection and learns from it; the next round finds the node.
@@ -308,8 +333,12 @@ class ClusterConnections:
 
     async def on_primaries(self, *args: str) -> list[Any]:
         await _on_shared_node(self._commands.initialize())
-        nodes = self._commands.get_primaries()
-        return list(await asyncio.gather(*(_on_shared_node(node.execute_command(*args)) for node in nodes)))
+
+        async def on(node: ClusterNode) -> Any:
+            async with self._place(node):
+                return await _on_shared_node(node.execute_command(*args))
+
+        return list(await asyncio.gather(*(on(node) for node in self._commands.get_primaries())))
 
     async def scan(self, pattern: str) -> list[bytes]:
         await _on_shared_node(self._commands.initialize())
