@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -184,10 +185,24 @@ class LeaseSettings(Settings):
     )
     max_step_s: float = Field(
         60.0,
-        gt=0,
+        ge=0,
         le=3600,
-        description="An engine step that takes longer counts as stuck: the worker gives its requests up and exits.",
+        description="An engine step that takes longer counts as stuck, whatever it waits for: the worker gives its "
+        "requests up and exits. 0: no such bound; then steps of sizes not met yet may take any time.",
     )
+    step_slack: float = Field(
+        10.0,
+        ge=0,
+        le=10_000,
+        description="A step that takes so many times as long as the longest of late of its size, and longer than "
+        "a lease, counts as stuck before max_step_s: others take the requests over, and the worker exits unless it "
+        "goes on after all. Time for which it waits for a CPU or a disk does not count. 0: max_step_s alone.",
+    )
+
+    @property
+    def step_bound_s(self) -> float:
+        """`max_step_s`; infinite for 0."""
+        return self.max_step_s or math.inf
 
 
 class WorkerSettings(Settings):

@@ -55,6 +55,8 @@ class Engine:
         self._kv_cache = kv_cache
         self._runner = runner
         self._clock = clock
+        self.before_execute: Callable[[StepPlan], None] = lambda plan: None
+        """Called in each step that computes something, with what it is."""
 
     @property
     def has_work(self) -> bool:
@@ -83,6 +85,8 @@ class Engine:
         """
         started = self._clock()
         plan = self._scheduler.schedule()
+        if plan.scheduled:
+            self.before_execute(plan)
         scheduled = self._clock()
         output = self._runner.execute(plan) if plan.scheduled else StepOutput(sampled=())
         executed = self._clock()

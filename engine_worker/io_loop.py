@@ -42,6 +42,7 @@ _REGISTER_AGAIN_S: Final = 30.0
 _DRAIN_POLL_S: Final = 0.02
 _LAST_CLAIM_S: Final = 2.0
 _URGENT_SEATS: Final = 4
+_STALLED: Final = "the engine seems stuck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class IoLoop:
         self._loop = asyncio.new_event_loop()
         self._stop_asked = asyncio.Event()
         self._engine_halted = asyncio.Event()
+        self._at_risk: dict[str, int] = {}  # what others may have taken over while the step loop seemed stuck
+        self._forgiving: asyncio.Task[None] | None = None
         self._handover = settings.worker.handover
         self._next_seq_id = iter(range(1, 1 << 62)).__next__
         self._thread = threading.Thread(target=self._run, name="io", daemon=True)
@@ -137,6 +140,16 @@ class IoLoop:
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is interested any more
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _stalled(self, ownership: Ownership, is_stalled: bool) -> None:
+        """The lease was given up because the step loop seemed stuck; or it is held again since it was only slow."""
+        if is_stalled:
+            self._at_risk = ownership.held
+            self.not_ready = self.not_ready or _STALLED
+            return
+        if self.not_ready == _STALLED:
+            self.not_ready = None
+        self._forgiving = asyncio.create_task(_unless_log_is_away(ownership.forgive(self._at_risk)), name="forgive")
 
     def _begin_stop(self, handover: bool) -> None:
         self._handover = self._handover or handover
@@ -185,11 +198,13 @@ class IoLoop:
 
     async def _serve(self, client: LogClient) -> None:
         lease = client.lease(self.name, self._settings.lease.lease_ttl_s)
-        keeper = LeaseKeeper(lease, self._step_loop.progress, self._metrics, self._on_lease_lost)
+        bound_s = self._settings.lease.step_bound_s
+        keeper = LeaseKeeper(lease, self._step_loop.progress, self._metrics, bound_s, self._on_lease_lost)
         await self._take(keeper, 2 * lease.ttl_s + 5)
         self._keeper = keeper
         card = self._served.card
         ownership = Ownership(client, model=card.name, lease=lease, max_attempts=self._settings.worker.max_takeovers)
+        keeper.on_stall = lambda is_stalled: self._soon(self._stalled, ownership, is_stalled)
         await ownership.ensure_groups()
         registry = Registry(client)
         await registry.register(self.name, card, self._served.blobs)

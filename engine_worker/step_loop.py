@@ -10,6 +10,8 @@ from common.errors import HeadraceError
 from common.events import FinishReason
 from engine_worker.engine import Engine, EngineStats
 from engine_worker.handoff import Add, Commands, Drop, Finish, Halt, Progress, Refused, StepReports
+from engine_worker.step import StepPlan
+from engine_worker.step_limits import StepLimits
 
 _IDLE_S: Final = 0.5
 _IDLE_ALLOWANCE_S: Final = 5.0
@@ -18,13 +20,18 @@ _IDLE_ALLOWANCE_S: Final = 5.0
 class StepLoop:
     """Runs in the thread that calls `run`; ``stats`` and ``progress`` may be read from others."""
 
-    def __init__(self, engine: Engine, commands: Commands, reports: StepReports, max_step_s: float) -> None:
+    def __init__(
+        self, engine: Engine, commands: Commands, reports: StepReports, limits: StepLimits, max_step_s: float
+    ) -> None:
         self.commands = commands
         self.reports = reports
         self._engine = engine
+        self._limits = limits
         self._max_step_s = max_step_s
         self._is_halted = False
+        self._in_hand: tuple[StepPlan, float] | None = None  # with the time at which it was begun
         self.progress = Progress(max_step_s)
+        engine.before_execute = self._before_execute
 
     @property
     def stats(self) -> EngineStats:
@@ -40,6 +47,17 @@ class StepLoop:
                 continue
             self.progress.announce(self._max_step_s)
             self.reports.put(self._engine.step(time.time()))
+            self._learn()
+
+    def _before_execute(self, plan: StepPlan) -> None:
+        self.progress.announce(self._limits.limit_s(plan))
+        self._in_hand = plan, time.perf_counter()
+
+    def _learn(self) -> None:
+        in_hand, self._in_hand = self._in_hand, None
+        if in_hand is not None:
+            plan, began_s = in_hand
+            self._limits.learn(plan, time.perf_counter() - began_s)
 
     def _obey(self) -> None:
         """Carry out what has been commanded; with nothing to compute wait for a command."""

@@ -29,6 +29,7 @@ from engine_worker.engine import Engine
 from engine_worker.handoff import Commands, StepReports
 from engine_worker.io_loop import IoLoop, IoSettings, Served
 from engine_worker.reporting import Reporting
+from engine_worker.step_limits import StepLimits
 from engine_worker.step_loop import StepLoop
 
 log: Final = get_logger(__name__)
@@ -60,7 +61,8 @@ class Worker:
             engine,
             Commands(),
             StepReports(settings.worker.max_output_backlog_steps),
-            settings.lease.max_step_s,
+            StepLimits(settings.lease.lease_ttl_s, settings.lease.step_bound_s, settings.lease.step_slack),
+            settings.lease.step_bound_s,
         )
         self._io = IoLoop(
             self.name,

@@ -300,6 +300,12 @@ class WorkerMetrics:
             "headrace_worker_fenced", "Requests dropped because another worker owns them now."
         ).labels(*who)
         self._cancels = make.counter("headrace_worker_cancels", "Requests ended by a cancellation.", ("reason",))
+        self._stalls = make.counter(
+            "headrace_worker_stalls",
+            "Times that a step took far too long. outcome: suspected, then slow (it went on) or stuck (the worker "
+            "ended).",
+            ("outcome",),
+        )
         self.wasted_tokens = make.counter(
             "headrace_worker_wasted_tokens", "Tokens computed again after preemption or takeover."
         ).labels(*who)
@@ -312,6 +318,8 @@ class WorkerMetrics:
         self.draining = make.gauge("headrace_worker_draining", "1 while the worker takes nothing new.").labels(*who)
         for reason in ("stop", "length", "abort", "error"):
             self.request_success(reason)
+        for outcome in ("suspected", "slow", "stuck"):
+            self.stalls(outcome)
 
     def request_success(self, finished_reason: str) -> Counter:
         """``finished_reason``: stop, length, abort, error."""
@@ -322,6 +330,10 @@ class WorkerMetrics:
 
     def kv_blocks(self, state: str) -> Gauge:
         return self._kv_blocks.labels(*self._bound, state)
+
+    def stalls(self, outcome: str) -> Counter:
+        """``outcome``: suspected, slow, stuck."""
+        return self._stalls.labels(*self._bound, outcome)
 
     def cancels(self, reason: str) -> Counter:
         return self._cancels.labels(*self._bound, reason)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from common.errors import HeadraceError, LogCorrupt, LogUnavailable
@@ -154,6 +154,16 @@ class Ownership:
         reply = await self._client.run(scripts.RELEASE, [keys.request(request_id), *queues], arguments)
         self._held.pop(request_id, None)
         return bool(reply)
+
+    async def forgive(self, held: Mapping[str, int]) -> None:
+        """Of these requests, with the epochs under which they were held here, some were taken over although this worker
+        was only slow: those takeovers do not count against them. Safe to repeat.
+
+        Raises `LogUnavailable`.
+        """
+        for request_id, epoch in held.items():
+            key = self._client.keys.request(request_id)
+            await self._client.run(scripts.FORGIVE, [key], [self._lease.worker, epoch])
 
     async def read_inbox(self, block_ms: int = 0) -> list[InboxEvent]:
         """New cancellations and drains, waiting up to ``block_ms`` for the first.

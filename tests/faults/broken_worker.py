@@ -22,7 +22,7 @@ from engine_worker.runner.model_runner import ModelRunner
 from engine_worker.step import StepPlan
 
 HOW, GROUP = "BREAK_HOW", "BREAK_GROUP"
-ARMED = "armed"  # in the directory that holds the model's
+ARMED, GO_ON = "armed", "go-on"  # in the directory that holds the model's
 AFTER_TOKENS = 150
 _GIL_S = 6
 
@@ -62,6 +62,12 @@ def hang() -> None:
     time.sleep(3600)
 
 
+def be_slow() -> None:
+    """Until somebody says that it may go on."""
+    while not _beside_the_model(GO_ON).exists():
+        time.sleep(0.02)
+
+
 def hang_with_the_interpreter() -> None:
     """In native code that never gives the interpreter's lock back, until it does: nothing else of the process runs."""
     ctypes.PyDLL(None).sleep(_GIL_S)
@@ -75,9 +81,14 @@ BREAKS: dict[str, Callable[[], None]] = {
         be_killed_by_the_kernel,
         raise_in_the_step,
         hang,
+        be_slow,
         hang_with_the_interpreter,
     )
 }
+
+
+def _beside_the_model(name: str) -> Path:
+    return Path(os.environ["HEADRACE_MODEL"]).with_name(name)
 
 
 def is_in_mid_answer(plan: StepPlan) -> bool:
@@ -89,7 +100,7 @@ def breaks_now(plan: StepPlan) -> bool:
     if not is_in_mid_answer(plan):
         return False
     try:
-        Path(os.environ["HEADRACE_MODEL"]).with_name(ARMED).unlink()
+        _beside_the_model(ARMED).unlink()
     except FileNotFoundError:
         return False
     return True

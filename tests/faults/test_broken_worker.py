@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from tests.faults.audit import audit
-from tests.faults.broken_worker import ARMED, GROUP, HOW
+from tests.faults.broken_worker import ARMED, GO_ON, GROUP, HOW
 from tests.faults.conftest import Deploy
 from tests.faults.deployment import Process
 from tests.faults.features import Feature
@@ -89,14 +89,39 @@ async def test_a_worker_whose_memory_is_used_up_is_killed_and_its_requests_go_on
     assert await victim.exit_code() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("bound", [{}, {"max_step_s": STUCK_S, "step_slack": 0}], ids=["learnt", "fixed"])
 async def test_a_forward_pass_that_never_returns_costs_its_worker_the_lease(
-    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, bound: dict[str, float]
 ) -> None:
-    victim = await break_once(deploy, monkeypatch, "hang", max_step_s=STUCK_S)
+    victim = await break_once(deploy, monkeypatch, "hang", **bound)
     assert await victim.exit_code() == 1
     log = victim.log.read_text()
+    assert "the step loop seems stuck" in log
     assert "the step loop has been stuck" in log
     assert "in hang" in log  # where it hangs is told
+
+
+async def test_a_worker_that_was_only_slow_goes_on_and_nothing_is_held_against_its_requests(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOW, "be_slow")
+    deployment = await deploy(edges=1, worker_module="tests.faults.broken_worker", worker={"lease_ttl_s": 2.0})
+    expected = await undisturbed(deployment, ASKED)
+    (deployment.directory / ARMED).touch()
+    async with aiohttp.ClientSession() as session:
+        scene = Scene(deployment, session)
+        transcript = scene.ask(LONG)
+        events = await scene.until(transcript, lambda events: len(owners(events)) == 2)
+        (deployment.directory / GO_ON).touch()
+        victim = deployment.worker(owners(events)[0])
+        await deployment.until(lambda: victim.metric("headrace_worker_stalls_total") == 2)
+        assert "it was slow, not stuck" in victim.log.read_text()
+        await deployment.until(victim.is_ready)
+        await scene.finish()
+        await deployment.until(lambda: victim.metric("headrace_worker_fenced_total") == 1)
+        assert (await deployment.reading.status(transcript.request_id)).attempts == 0
+    assert victim.is_running
+    assert (await audit(deployment, scene.transcripts, expected)).wrong == []
 
 
 async def test_native_code_that_stops_the_whole_process_loses_the_lease_and_is_refused_afterwards(

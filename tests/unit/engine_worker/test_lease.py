@@ -10,7 +10,7 @@ import pytest
 from common.errors import Fenced, LogUnavailable
 from common.telemetry.metrics import WorkerMetrics
 from engine_worker.handoff import Progress
-from engine_worker.lease import LeaseKeeper, StallWatch
+from engine_worker.lease import LeaseKeeper
 
 
 class FakeLease:
@@ -37,8 +37,8 @@ class FakeLease:
         self.is_closed = True
 
 
-def keeper(lease: FakeLease, progress: Progress, lost: list[str]) -> LeaseKeeper:
-    return LeaseKeeper(lease, progress, WorkerMetrics("m"), lost.append)
+def keeper(lease: FakeLease, progress: Progress, lost: list[str], bound_s: float = 60.0) -> LeaseKeeper:
+    return LeaseKeeper(lease, progress, WorkerMetrics("m"), bound_s, lost.append)
 
 
 def wait_until(condition, timeout_s: float = 5.0) -> None:
@@ -61,15 +61,15 @@ def test_renews_while_the_loop_moves_and_releases_at_the_end() -> None:
 
 def test_a_stuck_loop_loses_the_lease() -> None:
     lease, lost = FakeLease(), []
-    held = keeper(lease, Progress(0.05), lost)
+    held = keeper(lease, Progress(0.05), lost, bound_s=0.05)
     held.acquire(1.0)
     wait_until(lambda: bool(lost))
     renewals = lease.renewals
     time.sleep(0.1)
     assert lease.renewals == renewals
     assert "stuck" in lost[0]
+    assert lease.is_released, "others need not wait until it has run out"
     held.stop(release=False)
-    assert not lease.is_released
 
 
 def test_a_busy_loop_that_announced_it_keeps_the_lease() -> None:
@@ -137,11 +137,19 @@ def test_a_name_in_use_is_refused_in_the_end() -> None:
         held.acquire(0.05)
 
 
-def test_time_in_which_the_process_stood_still_does_not_count() -> None:
-    progress = Progress(10.0)
-    watch = StallWatch(progress)
-    assert not watch.look(3600.0, 1.0)
-    assert watch.stalled_s == 2.0
-    progress.announce(10.0)
-    assert not watch.look(1.0, 1.0)
-    assert watch.stalled_s == 0.0
+def test_a_loop_that_was_only_slow_has_its_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_worker.stall_clock.StallClock.look", lambda _, elapsed_s: elapsed_s)
+    monkeypatch.setattr("engine_worker.stall_watch._CERTAIN", 1e9)
+    lease, lost, progress, stalls = FakeLease(), [], Progress(0.05), []
+    held = keeper(lease, progress, lost)
+    held.on_stall = stalls.append
+    held.acquire(1.0)
+    wait_until(lambda: lease.is_released)
+    renewals = lease.renewals
+    time.sleep(0.05)
+    assert lease.renewals == renewals, "others take over"
+    progress.announce(60.0)
+    wait_until(lambda: lease.renewals > renewals)
+    wait_until(lambda: stalls == [True, False])
+    held.stop(release=True)
+    assert lost == []

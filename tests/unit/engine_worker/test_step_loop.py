@@ -12,13 +12,14 @@ import pytest
 from common.errors import ContextOverflow
 from engine_worker.handoff import Add, Commands, Drop, Finish, Halt, Refused, StepReports
 from engine_worker.step import StepResult
+from engine_worker.step_limits import StepLimits
 from engine_worker.step_loop import StepLoop
 from tests.unit.engine_worker.worlds import MAX_MODEL_LEN, World
 
 
 @contextmanager
 def running(world: World, limit: int = 1000) -> Iterator[StepLoop]:
-    loop = StepLoop(world.engine, Commands(), StepReports(limit), max_step_s=60.0)
+    loop = StepLoop(world.engine, Commands(), StepReports(limit), StepLimits(1.0, 60.0, 10.0), max_step_s=60.0)
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -105,7 +106,7 @@ def test_what_the_engine_raises_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(world.runner, "execute", broken)
-    loop = StepLoop(world.engine, Commands(), StepReports(10), max_step_s=60.0)
+    loop = StepLoop(world.engine, Commands(), StepReports(10), StepLimits(1.0, 60.0, 10.0), max_step_s=60.0)
     loop.commands.put(Add("r1", (world.sequence(5),)))
     with pytest.raises(RuntimeError, match="device lost"):
         loop.run()
