@@ -109,6 +109,16 @@ async def _on_shared_node(call: Awaitable[_T]) -> _T:
         raise redis.ConnectionError(f"connection closed beside the call: {error}") from error
 
 
+async def _all_answered(node: ClusterNode, commands: Sequence[Any]) -> None:
+    """Runs them on one connection, and raises what the library only notes. Redirections are left to the caller."""
+    await node.execute_pipeline(list(commands))
+    for command in commands:
+        if isinstance(command.result, redis.exceptions.AskError):
+            return
+        if isinstance(command.result, Exception):
+            raise command.result
+
+
 @dataclass(frozen=True, slots=True)
 class PushSource:
     """One connection's worth of channels; ``owned`` clients are closed with the subscription."""
@@ -310,14 +320,12 @@ class ClusterConnections:
             raise SlotNotCoveredError(f"no node serves {key}")
         commands: list[Any] = [PipelineCommand(0, *args), PipelineCommand(1, "WAIT", replicas, wait_ms)]
         async with self._place(node):
-            await _on_shared_node(node.execute_pipeline(commands))
+            await _on_shared_node(_all_answered(node, commands))
         for command in commands:
-            if isinstance(command.result, redis.exceptions.MovedError):
-                # The ordinary way follows the redirection and learns from it; the next round finds the node.
+            if isinstance(command.result, redis.exceptions.AskError):
+                # MOVED, too. The ordinary way follows it and learns from it; the next round finds the node.
                 await self.execute(*args, key=key)
                 raise TryAgainError(str(command.result))
-            if isinstance(command.result, Exception):
-                raise command.result
         return commands[0].result, int(commands[1].result)
 
     async def refresh(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
-from common.transport.connections import TRANSIENT, _on_shared_node, heeding_cancellation
+from common.transport.connections import TRANSIENT, _all_answered, _on_shared_node, heeding_cancellation
 
 
 async def test_a_cancellation_that_the_call_swallows_still_ends_the_task() -> None:
@@ -40,3 +41,13 @@ async def test_a_stream_that_the_library_closed_beside_a_call_is_a_lost_connecti
 
     with pytest.raises(TRANSIENT, match="closed beside the call"):
         await _on_shared_node(writes_to_nothing())
+
+
+async def test_so_it_is_among_several_commands_whose_failures_the_library_notes() -> None:
+    class Node:
+        async def execute_pipeline(self, commands: list[SimpleNamespace]) -> None:
+            commands[0].result = AttributeError("'NoneType' object has no attribute 'gets'")
+
+    commands = [SimpleNamespace(result=None) for _ in range(2)]
+    with pytest.raises(TRANSIENT, match="closed beside the call"):
+        await _on_shared_node(_all_answered(Node(), commands))  # type: ignore[arg-type]
