@@ -106,6 +106,13 @@ class GrammarMatcher:
         row.masked_fill_(to_device(forbidden.view(np.bool_), row.device), float("-inf"))
         return None
 
+    @property
+    def end(self) -> int | None:
+        """The token that ends the text, where the grammar lets it end as it stands."""
+        eos_token_ids = self._sequence.sampling.eos_token_ids
+        may_end = self._matcher.is_stopped() or self._matcher.is_accepting()
+        return eos_token_ids[0] if eos_token_ids and may_end else None
+
     def _fault(self) -> str:
         """The grammar compiled, and cannot be followed any further: it is too large at this place, or the output is not
         one of its own (which is no fault of the request)."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from common.events import TokenLogprobs
 from engine_worker.sampling.batch import Batch
+from engine_worker.sampling.dead_ends import without_a_token
 from engine_worker.sampling.grammar_masks import GrammarCompiler
 from engine_worker.sampling.logprobs import token_logprobs
 from engine_worker.sampling.scratch import Scratch
@@ -25,6 +26,7 @@ from engine_worker.step import SampledToken
 
 # Logits that one thread gets through before others have been woken, let alone waited for on a busy machine.
 _SMALL: Final = 1 << 21
+_NOTHING_LEFT: Final = "no token can be drawn: the highest logit is -inf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Sampler:
         if batch.penalties is not None:
             batch.penalties.apply(logits)
         token_ids = _draw(logits, batch, failed, self._scratch)
+        _end_or_blame(batch, token_ids, failed)
         return _output(batch, token_ids, _scores(raw, batch, token_ids, failed), failed)
 
     def _raw_logprobs(self, logits: Tensor, batch: Batch) -> Tensor | None:
@@ -136,7 +139,18 @@ def draw_on_device(logits: Tensor, batch: Batch, failed: dict[int, str], scratch
 
 
 def _cannot_draw(maximum: float) -> str:
-    return f"no token can be drawn: the highest logit is {maximum}"
+    return _NOTHING_LEFT if maximum == -math.inf else f"no token can be drawn: the highest logit is {maximum}"
+
+
+def _end_or_blame(batch: Batch, token_ids: list[int], failed: dict[int, str]) -> None:
+    """Rows whose request forbids every token: they end where their grammar lets them, and fail by its fault else."""
+    for row in [row for row, reason in failed.items() if reason is _NOTHING_LEFT]:
+        outcome = without_a_token(batch.rows[row], batch.matchers.get(row))
+        if isinstance(outcome, int):
+            token_ids[row] = outcome
+            del failed[row]
+        elif outcome is not None:
+            failed[row] = outcome
 
 
 def _scores(raw: Tensor | None, batch: Batch, token_ids: list[int], failed: dict[int, str]) -> dict[int, TokenLogprobs]:
