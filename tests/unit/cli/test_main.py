@@ -51,7 +51,7 @@ sys.modules["aiohttp"] = None
 from cli.main import main
 sys.exit(main(["bench", "serve"]))
 """
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert ended.stderr == (
         "headrace bench serve: needs aiohttp, which is not installed: pip install 'headrace[bench]', "
@@ -90,4 +90,4 @@ sys.modules["transformers"] = None
 from cli.main import main
 sys.exit(main({argv!r}))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=300)

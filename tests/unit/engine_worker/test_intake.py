@@ -84,7 +84,7 @@ class Scene:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not condition():  # noqa: ASYNC110 - several tasks have to take their turns
                 await asyncio.sleep(0.002)
 

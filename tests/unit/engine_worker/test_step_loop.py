@@ -27,11 +27,11 @@ def running(world: World, limit: int = 1000) -> Iterator[StepLoop]:
     finally:
         loop.commands.put(Halt())
         loop.reports.take_all()
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
 
 
-def collect(loop: StepLoop, enough, timeout_s: float = 10.0) -> list:
+def collect(loop: StepLoop, enough, timeout_s: float = 120.0) -> list:
     reports: list = []
     deadline = time.monotonic() + timeout_s
     while not enough(reports):
@@ -77,7 +77,7 @@ def test_dropped_and_finished_sequences_stop_at_the_next_step() -> None:
         loop.commands.put(Drop("unknown"))
         loop.commands.put(Finish(second, "stop"))
         loop.commands.put(Finish(second, "stop"))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while loop.stats.running and time.monotonic() < deadline:
             time.sleep(0.002)
         assert loop.stats.running == 0
@@ -88,13 +88,14 @@ def test_a_full_hand_off_pauses_the_engine_until_there_is_room() -> None:
     world = World()
     with running(world, limit=3) as loop:
         loop.commands.put(Add("r1", (world.sequence(5, request_id="r1", max_tokens=100),)))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while len(loop.reports) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(loop.reports) == 3
         count, _ = loop.progress.latest
-        time.sleep(0.7)
-        assert loop.progress.latest[0] > count, "a paused loop still gives signs of life"
+        while loop.progress.latest[0] == count:  # a paused loop still gives signs of life
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         reports = collect(loop, finished)
     assert sum(len(report.sampled) for report in reports) == 100
 

@@ -29,7 +29,7 @@ async def test_every_call_is_followed_by_a_callback() -> None:
 
     thread = threading.Thread(target=other_thread)
     thread.start()
-    await asyncio.wait_for(done.wait(), 30)
+    await asyncio.wait_for(done.wait(), 120)
     thread.join()
     waker.close()
     assert seen[-1] == 2000
@@ -60,10 +60,10 @@ async def test_a_call_while_an_earlier_one_is_being_heard_does_not_silence_later
 
     monkeypatch.setattr("engine_worker.wakeup.os.read", read_between_two_calls)
     waker.wake()
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), 60)
     monkeypatch.undo()
     for _ in range(3):
         called.clear()
         waker.wake()
-        await asyncio.wait_for(called.wait(), 5)
+        await asyncio.wait_for(called.wait(), 60)
     waker.close()

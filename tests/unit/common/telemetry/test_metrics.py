@@ -107,7 +107,7 @@ class TestServer:
     def ask(self, server: MetricsServer, path: str, method: str = "GET") -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", method=method)
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
