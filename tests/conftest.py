@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import hypothesis
 
-# Shared machines make single examples slow; the time limit of a whole test is pytest's.
-hypothesis.settings.register_profile("headrace", deadline=None)
+# The same examples in every run, so that a change that is judged fails by its own doing; new ones are looked for with
+# --hypothesis-profile=explore. Shared machines make single examples slow: the time limit of a whole test is pytest's.
+_SLOW = (hypothesis.HealthCheck.too_slow,)
+hypothesis.settings.register_profile(
+    "headrace", deadline=None, derandomize=True, database=None, suppress_health_check=_SLOW
+)
+hypothesis.settings.register_profile(
+    "explore", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_SLOW
+)
 hypothesis.settings.load_profile("headrace")

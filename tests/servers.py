@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from common.transport.embedded import find_binary
 
-_START_S = 20.0
+_START_S = 60.0
 _FAILOVER_TIMEOUT_S = 3.0
 _given: set[int] = set()  # ports that this process has handed out
 

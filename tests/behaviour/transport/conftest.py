@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from common.transport import LogClient, RedisSettings
-from tests.behaviour.transport.world import World
+from tests.behaviour.transport.world import Clock, World
 from tests.servers import Cluster, Server, debian_redis, running
 
 _KINDS = ["valkey", "redis7", "cluster"]
@@ -61,3 +61,11 @@ async def world(client: LogClient) -> AsyncIterator[World]:
         yield small
     finally:
         small.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of those who look for dead workers."""
+    made = Clock()
+    monkeypatch.setattr("common.transport.absence.time", made)
+    return made

@@ -225,11 +225,11 @@ async def test_one_step_of_many_requests_reaches_an_edge_as_few_messages(world: 
 
 async def test_a_request_without_readers_is_reported_as_orphaned_after_its_grace_time(world: World) -> None:
     worker = await world.worker("w1")
-    request = await world.submit_new(grace_s=20)
+    request = await world.submit_new(grace_s=600)
     owned = await worker.claim_one()
     key = world.client.keys.request(request.request_id)
-    for n, (age_s, cancel) in enumerate(((45, None), (55, CancelReason.ORPHANED)), start=1):
-        # 30 s without a sign, plus 20 s of grace
+    for n, (age_s, cancel) in enumerate(((330, None), (640, CancelReason.ORPHANED)), start=1):
+        # 30 s without a sign, plus 600 s of grace
         await world.raw("HSET", key, "seen", int((time.time() - age_s) * 1000), key=key)
         assert (await worker.append(owned, n, tokens(1, n))).cancel is cancel
     await world.reading.keep_alive([request.request_id])

@@ -13,7 +13,7 @@ from common.errors import ConfigError, LogUnavailable, Overloaded
 from common.events import CancelReason, Recorded
 from common.transport import AppendStatus, FrameBus, LogClient, RedisSettings, Resubscribed, Submission, Submitted
 from common.transport.subscription import SubscriptionLost
-from tests.behaviour.transport.world import MODEL, PLENTY, World, ended, started, tokens
+from tests.behaviour.transport.world import MODEL, PLENTY, Worker, World, ended, started, tokens
 from tests.servers import Sentinel, Server, debian_redis, free_port, running
 
 
@@ -28,7 +28,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def settings(server: Server, **changes: object) -> RedisSettings:
-    known: dict[str, object] = {"redis_url": server.url, "partitions": 2, "redis_retry_s": 10.0}
+    known: dict[str, object] = {"redis_url": server.url, "partitions": 2, "redis_retry_s": 60.0}
     return RedisSettings.model_validate({**known, **changes})
 
 
@@ -108,7 +108,7 @@ async def test_the_push_channel_comes_back_and_says_so(server: Server) -> None:
         assert await anext(signals) == Resubscribed()
         server.kill()
         await asyncio.to_thread(server.start)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await anext(signals) == Resubscribed()
             await worker.append(owned, 1, started(1))
             frames = await anext(signals)
@@ -121,13 +121,13 @@ async def test_the_push_channel_outlives_an_outage_longer_than_calls_are_repeate
     try:
         async with FrameBus(client, "edge-a") as bus:
             signals = aiter(bus)
-            assert isinstance(await asyncio.wait_for(anext(signals), 10), Resubscribed)
+            assert isinstance(await asyncio.wait_for(anext(signals), 60), Resubscribed)
             server.kill()
             with pytest.raises(LogUnavailable):
                 await client.reconnected(client.generation, SubscriptionLost("closed"))
             await asyncio.sleep(0.5)
             await asyncio.to_thread(server.start)
-            assert isinstance(await asyncio.wait_for(anext(signals), 20), Resubscribed)
+            assert isinstance(await asyncio.wait_for(anext(signals), 60), Resubscribed)
     finally:
         await client.close()
 
@@ -135,7 +135,7 @@ async def test_the_push_channel_outlives_an_outage_longer_than_calls_are_repeate
 async def test_a_quiet_subscription_is_kept_and_one_without_answers_is_made_anew(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("_LOOK_S", 0.02), ("_SILENCE_S", 0.02), ("_ANSWER_S", 2.0)):
+    for name, seconds in (("_LOOK_S", 0.02), ("_SILENCE_S", 0.02), ("_ANSWER_S", 60.0)):
         monkeypatch.setattr(f"common.transport.subscription.{name}", seconds)
     async with world_on(server) as world, FrameBus(world.client, "edge-a") as bus:
         signals = aiter(bus)
@@ -144,9 +144,10 @@ async def test_a_quiet_subscription_is_kept_and_one_without_answers_is_made_anew
         await asyncio.sleep(0.5)  # asked a dozen times, and it has answered
         assert not following.done()
         server.pause()
-        await asyncio.sleep(2.5)
+        monkeypatch.setattr("common.transport.subscription._ANSWER_S", 0.5)
+        await asyncio.sleep(1.0)
         server.resume()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await following == Resubscribed()
 
 
@@ -168,7 +169,7 @@ async def test_without_a_server_calls_fail_in_time_with_our_error(server: Server
         ]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, LogUnavailable) for result in results), results
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 60, "in time: no call hangs"
         with pytest.raises(LogUnavailable):
             worker.lease.renew()
         await asyncio.to_thread(server.start)
@@ -190,14 +191,25 @@ async def test_a_frozen_server_is_waited_for(server: Server) -> None:
 async def test_a_blocked_claim_survives_a_restart(server: Server) -> None:
     async with world_on(server) as world:
         worker = await world.worker("w1", lease_s=600)
-        waiting = asyncio.create_task(worker.ownership.claim(4, block_ms=5000))
-        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(claim_until_it_fails(worker))
+        await asyncio.to_thread(until_somebody_blocks, server)
         server.kill()
         await asyncio.to_thread(server.start)
         with pytest.raises(LogUnavailable):
             await waiting
         request = await world.submit_new()
         assert (await worker.claim_one()).request == request
+
+
+async def claim_until_it_fails(worker: Worker) -> None:
+    while True:
+        assert await worker.ownership.claim(4, block_ms=5000) == []
+
+
+def until_somebody_blocks(server: Server) -> None:
+    with server.client() as client:
+        while not client.info("clients")["blocked_clients"]:
+            time.sleep(0.01)
 
 
 async def test_a_lost_script_cache_is_filled_again(server: Server) -> None:
@@ -264,14 +276,16 @@ async def test_nobody_there_is_said_in_time() -> None:
 
 
 async def test_an_outage_longer_than_readers_are_waited_for_orphans_nobody() -> None:
-    patience = {"reader_timeout_s": 1.5, "redis_retry_s": 0.1}
+    """The time is told to the log, and to the worker, rather than waited for."""
+    patience = {"reader_timeout_s": 60.0, "redis_retry_s": 0.1}
     with running(Server()) as server:
         async with world_on(server, **patience) as world:
             worker = await world.worker("w1")
             await world.submit_new()
             owned = await worker.claim_one()
+            key = world.client.keys.request(owned.request.request_id)
+            await world.raw("HINCRBY", key, "seen", -100_000, key=key)
             server.kill()
-            await asyncio.sleep(1.7)
             with pytest.raises(LogUnavailable):
                 await worker.append(owned, 1, started(1))
             server.start()
@@ -280,7 +294,7 @@ async def test_an_outage_longer_than_readers_are_waited_for_orphans_nobody() -> 
                 await worker.append(owned, 1, started(1))
             outcome = await worker.append(owned, 2, tokens(1, 1))
             assert (outcome.status, outcome.cancel) == (AppendStatus.APPENDED, None)
-            await asyncio.sleep(1.7)
+            worker.ownership._trouble_at -= 100.0
             outcome = await worker.append(owned, 3, tokens(1, 1))
             assert outcome.cancel is CancelReason.ORPHANED  # now nobody has said anything for long enough
 
@@ -289,7 +303,7 @@ async def test_strict_durability_waits_for_the_replicas() -> None:
     with running(Server(fsync="everysec")) as primary:
         options = {"replicaof": f"127.0.0.1 {primary.port}"}
         with running(Server(fsync="everysec", options=options)) as replica:
-            strict = {"durability": "strict", "strict_replicas": 1, "strict_wait_ms": 200}
+            strict = {"durability": "strict", "strict_replicas": 1, "strict_wait_ms": 20_000, "redis_timeout_s": 30}
             await asyncio.to_thread(primary.wait_for_replica)
             async with world_on(primary, **strict) as world, FrameBus(world.client, "edge-a") as bus:
                 signals = aiter(bus)
@@ -300,12 +314,15 @@ async def test_strict_durability_waits_for_the_replicas() -> None:
                 await worker.append(owned, 1, started(1))
                 assert (await anext(signals))[0].n == 1  # type: ignore[index]
                 replica.pause()
+                patient = world.client.settings
+                world.client.settings = patient.model_copy(update={"strict_wait_ms": 200})
                 with pytest.raises(LogUnavailable, match="0 of 1 replicas"):
                     await worker.append(owned, 2, tokens(1, 1))
                 with pytest.raises(LogUnavailable, match="0 of 1 replicas"):
                     await world.submit(world.request())
                 assert bus._signals.empty()  # nothing is shown that is on one machine only
                 replica.resume()
+                world.client.settings = patient
                 outcome = await worker.append(owned, 2, tokens(1, 1))
                 assert outcome.status is AppendStatus.DUPLICATE
                 assert (await anext(signals))[0].n == 2  # type: ignore[index]
@@ -318,7 +335,7 @@ async def test_sentinel_names_the_new_primary_after_a_failover() -> None:
         stack.enter_context(running(Server(fsync="everysec", options=options)))
         await asyncio.to_thread(primary.wait_for_replica)
         sentinel = stack.enter_context(running(Sentinel(primary)))
-        client = await LogClient.open(RedisSettings(redis_url=sentinel.url, partitions=2, redis_retry_s=20))
+        client = await LogClient.open(RedisSettings(redis_url=sentinel.url, partitions=2, redis_retry_s=60))
         world = World(client)
         worker = await world.worker("w1", lease_s=600)
         request = await world.submit_new()

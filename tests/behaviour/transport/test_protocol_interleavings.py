@@ -14,6 +14,7 @@ import secrets
 import zlib
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -247,6 +248,7 @@ async def check(deployment: Deployment) -> None:
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(VERDICTS), st.integers(1, 8)), min_size=60, max_size=160)
 
 
+@pytest.mark.timeout(900)
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 2**32))
 def test_every_accepted_request_ends_once_and_its_log_is_whole(valkey: Server, steps: list[Step], seed: int) -> None:
@@ -256,7 +258,7 @@ def test_every_accepted_request_ends_once_and_its_log_is_whole(valkey: Server, s
         ids = [idempotent_request_id("t", f"{seed}-{k}", 1) for k in range(REQUESTS)]
         deployment = Deployment(connections, log, ids)
         try:
-            await asyncio.wait_for(perform(deployment, shuffled(steps, seed)), 30)
+            await asyncio.wait_for(perform(deployment, shuffled(steps, seed)), 200)
             await check(deployment)
         finally:
             await connections.close()

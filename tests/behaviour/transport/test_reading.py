@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import InvalidRequest, StreamExpired, StreamGap, UnknownEvent
 from common.events import Recorded, decode_output
-from common.transport import FrameBus, RequestPhase, Resubscribed
+from common.transport import Frame, FrameBus, RequestPhase, Resubscribed
 from tests.behaviour.transport.world import World, ended, started, tokens
 
 
@@ -36,10 +36,11 @@ async def test_attach_says_that_somebody_reads(world: World) -> None:
     await world.raw("HSET", key, "seen", 0, key=key)
     await world.reading.attach(request.request_id, after=0, edge_id="")
     assert (await world.reading.status(request.request_id)).seen_s == 0
+    before = time.time()
     await world.reading.attach(request.request_id, after=0, edge_id="edge-b")
     status = await world.reading.status(request.request_id)
     assert status.edges == ("edge-b", "edge-a")
-    assert abs(status.seen_s - time.time()) < 5
+    assert before - 1 < status.seen_s < time.time() + 1
     for k in range(20):
         await world.reading.attach(request.request_id, after=0, edge_id=f"edge-{k}")
     assert len((await world.reading.status(request.request_id)).edges) == 8
@@ -124,16 +125,16 @@ async def test_frames_lost_with_their_connection_are_found_in_the_log(world: Wor
         assert await anext(signals) == Resubscribed()
         await world.client.connections.on_primaries("CLIENT", "KILL", "TYPE", "pubsub")
         await worker.append(owned, 2, tokens(1, 5))  # to nobody
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not isinstance(await anext(signals), Resubscribed):
                 pass
         attached = await world.reading.attach(request.request_id, after=1, edge_id="edge-a")
         assert [item.event for item in attached.events] == [tokens(1, 5)]
         await worker.append(owned, 3, tokens(1, 6))
-        async with asyncio.timeout(5):
-            frames = await anext(signals)
-        assert isinstance(frames, tuple)
-        assert frames[0].n == 3
+        pushed: list[int] = []
+        async with asyncio.timeout(60):
+            while 3 not in pushed:  # the second is pushed too where the subscription was back already
+                pushed += frame_numbers(await anext(signals))
 
 
 async def test_a_consumer_that_falls_behind_is_told_to_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +147,15 @@ async def test_a_consumer_that_falls_behind_is_told_to_read(world: World, monkey
         assert await anext(signals) == Resubscribed()
         for n in range(1, 6):
             await worker.append(owned, n, tokens(1, n))
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(60):
+            while bus._signals.empty() or frame_numbers(bus._signals._queue[-1]) != [5]:  # type: ignore[attr-defined]  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert await anext(signals) == Resubscribed()
-        frames = await anext(signals)
-        assert isinstance(frames, tuple)
-        assert frames[0].n == 4
+        assert frame_numbers(await anext(signals)) == [4]
+
+
+def frame_numbers(signal: Resubscribed | tuple[Frame, ...]) -> list[int]:
+    return [frame.n for frame in signal] if isinstance(signal, tuple) else []
 
 
 async def test_a_tool_follows_to_the_terminal_event(world: World) -> None:

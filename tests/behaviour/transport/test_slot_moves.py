@@ -39,7 +39,7 @@ def pushed(signals: list[Any]) -> list[Frame]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.02)
@@ -54,7 +54,7 @@ async def test_events_and_frames_follow_the_slot(cluster: Cluster) -> None:
     listening = asyncio.create_task(bus.run(signals.append))
     world = World(client)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             await until(lambda: bool(signals))
             await world.submit_new(edge="e1")
             worker = await world.worker("w1")
@@ -62,8 +62,8 @@ async def test_events_and_frames_follow_the_slot(cluster: Cluster) -> None:
             assert (await worker.append(owned, 1, started(owned.epoch))).status is AppendStatus.APPENDED
             n = 1
             for _ in range(3):
-                await asyncio.to_thread(move_slot, cluster, client.keys.request(owned.request.request_id))
                 signals.clear()
+                await asyncio.to_thread(move_slot, cluster, client.keys.request(owned.request.request_id))
                 await until(lambda: any(isinstance(signal, Resubscribed) for signal in signals))
                 for _ in range(5):
                     n += 1

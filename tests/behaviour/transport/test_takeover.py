@@ -9,7 +9,7 @@ import msgspec
 from common.events import CancelReason, Failed, Milestone
 from common.transport import AppendStatus, CancelOutcome, RequestPhase
 from common.transport.absence import AbsenceWatch
-from tests.behaviour.transport.world import MODEL, World, ended, started, tokens
+from tests.behaviour.transport.world import MODEL, Clock, World, ended, started, tokens
 
 
 async def test_a_successor_continues_at_the_next_event(world: World) -> None:
@@ -70,19 +70,22 @@ async def test_a_live_worker_is_left_alone(world: World) -> None:
     await owner.finish(owned)
 
 
-async def test_a_lease_must_be_seen_absent_twice(world: World) -> None:
+async def test_a_lease_must_be_seen_absent_twice(world: World, clock: Clock) -> None:
     owner, other = await world.worker("w1"), await world.worker("w2", look_s=1.0)
     await world.submit_new()
     await owner.claim_one()
     owner.die()
     assert await other.ownership.takeover_scan(8) == []
+    clock.now += 0.9
     assert await other.ownership.takeover_scan(8) == []  # too early for the second look
     owner.lease.renew()  # as after an outage of the server: it was alive all the time
-    await asyncio.sleep(1.05)
+    clock.now += 0.2
     assert await other.ownership.takeover_scan(8) == []
     owner.die()
     assert await other.ownership.takeover_scan(8) == []  # counts from here again
-    await asyncio.sleep(1.05)
+    clock.now += 0.9
+    assert await other.ownership.takeover_scan(8) == []
+    clock.now += 0.2
     assert len(await other.ownership.takeover_scan(8)) == 1
 
 
@@ -96,7 +99,7 @@ async def test_an_outage_between_the_looks_starts_the_wait_again(world: World) -
     assert watch.look({"a"}, 13.1, 1.5) == ["a"]
 
 
-async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World) -> None:
+async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World, clock: Clock) -> None:
     owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.25)
     await world.submit_new()
     await owner.claim_one()
@@ -104,16 +107,13 @@ async def test_a_server_that_stood_still_makes_the_heir_wait_longer(world: World
     deaths._doubt()
     owner.die()
     assert await heir.ownership.takeover_scan(8) == []
-    await asyncio.sleep(0.3)
+    clock.now += 0.3
     assert await heir.ownership.takeover_scan(8) == []  # enough without a doubt
-    for _ in range(200):
-        await asyncio.sleep(0.25)
-        if taken := await heir.ownership.takeover_scan(8):
-            break
-    assert len(taken) == 1
+    clock.now += 0.3
+    assert len(await heir.ownership.takeover_scan(8)) == 1
 
 
-async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World) -> None:
+async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World, clock: Clock) -> None:
     owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.1)
     await world.submit_new()
     await owner.claim_one()
@@ -121,22 +121,23 @@ async def test_who_has_lost_its_own_lease_does_not_judge_others(world: World) ->
     heir.die()
     for _ in range(3):
         assert await heir.ownership.takeover_scan(8) == []
-        await asyncio.sleep(0.1)
+        clock.now += 0.1
     heir.lease.renew()  # it does again, and the heir is the first to write
     assert await heir.ownership.takeover_scan(8) == []
     owner.lease.renew()
-    await asyncio.sleep(0.25)
+    clock.now += 0.25
     assert await heir.ownership.takeover_scan(8) == []
 
 
 async def test_a_dying_lease_is_enough_without_release(world: World) -> None:
-    owner, other = await world.worker("w1", lease_s=2.0), await world.worker("w2", look_s=0.05)
+    owner, other = await world.worker("w1"), await world.worker("w2", look_s=0.05)
     await world.submit_new()
     await owner.claim_one()
-    for _ in range(200):
-        await asyncio.sleep(0.05)
-        if taken := await other.ownership.takeover_scan(8):
-            break
+    owner.lease.ttl_s = 0.5
+    owner.lease.renew()
+    async with asyncio.timeout(60):
+        while not (taken := await other.ownership.takeover_scan(8)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     assert len(taken) == 1
 
 
@@ -277,7 +278,7 @@ async def test_a_clock_that_leaps_makes_no_reader_silent(world: World) -> None:
     assert worker.lease.num_lapses == 1
 
 
-async def test_whose_own_lease_had_run_out_between_two_looks_waits_longer(world: World) -> None:
+async def test_whose_own_lease_had_run_out_between_two_looks_waits_longer(world: World, clock: Clock) -> None:
     """A clock that leaps ends all leases at once, and the first to come back must not judge the others."""
     owner, heir = await world.worker("w1"), await world.worker("w2", look_s=0.2)
     await world.submit_new()
@@ -289,8 +290,8 @@ async def test_whose_own_lease_had_run_out_between_two_looks_waits_longer(world:
             await world.raw("DEL", key, key=key)
     heir.lease.renew()
     assert await heir.ownership.takeover_scan(8) == []
-    await asyncio.sleep(0.25)
+    clock.now += 0.25
     assert await heir.ownership.takeover_scan(8) == []
     owner.lease.renew()
-    await asyncio.sleep(0.25)
+    clock.now += 0.25
     assert await heir.ownership.takeover_scan(8) == []

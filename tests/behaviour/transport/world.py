@@ -50,6 +50,16 @@ def started(epoch: int, resumed_from: int = 0) -> Started:
     return Started(epoch=epoch, t=1.0, worker="w", resumed_from=resumed_from)
 
 
+class Clock:
+    """A monotonic clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @dataclass
 class Worker:
     """One worker incarnation; ``lease_s`` long enough that only the test ends it."""
@@ -92,7 +102,7 @@ class World:
         self.reading = Reading(self.client)
         self.registry = Registry(self.client)
 
-    async def worker(self, name: str, *, lease_s: float = 60.0, max_attempts: int = 3, look_s: float = 0.0) -> Worker:
+    async def worker(self, name: str, *, lease_s: float = 600.0, max_attempts: int = 3, look_s: float = 0.0) -> Worker:
         """A worker that holds its lease. ``look_s``: patience between the two looks at somebody's lease."""
         lease = self.client.lease(name, lease_s)
         lease.renew()
