@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from common.errors import UnsupportedModel
@@ -27,7 +28,18 @@ from engine_worker.models.hf_trace import TracedAttention, Tracing
 from engine_worker.models.hf_verification import PROBE_BLOCK, probe_tokens, tolerance, verify
 
 # What transformers and torch raise for models that are not as they expect them.
-_MODEL_ERRORS: Final = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError, ImportError, OSError)
+_MODEL_ERRORS: Final = (
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    ImportError,
+    OSError,
+    SafetensorError,
+)
+_LONGEST_REASON: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +197,13 @@ def transformers_version() -> str:
 
 
 def _read_config(directory: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except _MODEL_ERRORS as error:
-        raise UnsupportedModel(f"transformers cannot read config.json: {_first_line(error)}", param="model") from error
+    except (*_MODEL_ERRORS, StrictDataclassError) as error:  # the latter: a field of another kind than it should be
+        raise UnsupportedModel(f"transformers cannot read config.json: {_in_a_line(error)}", param="model") from error
 
 
 def _read_model(directory: Path, config: Any, dtype: torch.dtype) -> Any:
@@ -231,8 +244,11 @@ def _reason(error: Exception) -> str:
     """As a refusal says it, or what transformers stumbled over."""
     if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
         return "it computes attention itself, not through transformers' attention interface"
-    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {_first_line(error)}"
+    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {_in_a_line(error)}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _in_a_line(error: Exception) -> str:
+    """The first says what is wrong; one that ends with a colon is a heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    count = next((n for n, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count])[:_LONGEST_REASON]
