@@ -25,7 +25,7 @@ from common.telemetry.logging import get_logger
 from common.telemetry.metrics import EdgeMetrics
 from common.telemetry.settings import FederationSettings
 from common.telemetry.tracing import Tracing
-from common.transport import FrameBus, LogClient, Reading, RedisSettings, Registry, Submission
+from common.transport import FrameBus, GivingUp, LogClient, Reading, RedisSettings, Registry, Submission
 from edge.auth import ApiKeys
 from edge.boundary import ErrorBoundary, raise_as_ours
 from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings, StreamSettings
@@ -34,6 +34,7 @@ from edge.errors import Draining
 from edge.lifecycle import Lifecycle
 from edge.limits import Occupancy
 from edge.model_catalog import ModelCatalog
+from edge.no_worker import NoWorkerWatch
 from edge.openapi import complete_openapi
 from edge.relay import Relay
 from edge.request_context import RequestIdentity
@@ -122,11 +123,13 @@ async def _lifespan(
     edge_id = secrets.token_hex(6)
     threads = ThreadPoolExecutor(settings.limits.max_concurrent_renders, thread_name_prefix="render")
     registry, reading = Registry(log), Reading(log)
+    catalog = ModelCatalog(registry, settings.catalog, edge_metrics, default_model=settings.api.served_model_default)
     services = Services(
         edge_id=edge_id,
         registry=registry,
         reading=reading,
-        catalog=ModelCatalog(registry, settings.catalog, edge_metrics, default_model=settings.api.served_model_default),
+        catalog=catalog,
+        no_worker=NoWorkerWatch(catalog, GivingUp(log), edge_metrics),
         relay=Relay(
             reading, settings.streams, edge_metrics, edge_id=edge_id, refresh_s=settings.redis.reader_refresh_s
         ),
@@ -147,6 +150,7 @@ async def _lifespan(
         asyncio.create_task(_forever("relay", lambda: services.relay.run(FrameBus(log, edge_id)))),
         asyncio.create_task(_forever("catalog", services.catalog.run)),
         asyncio.create_task(_forever("cancellations", services.submitter.run)),
+        asyncio.create_task(_forever("no worker", services.no_worker.run)),
         asyncio.create_task(_hand_over_streams(services)),
         asyncio.create_task(_end_streams(services)),
     ]

@@ -120,8 +120,14 @@ class CatalogSettings(Settings):
 
     catalog_refresh_s: float = Field(1.0, gt=0, description="Seconds between looks at the registry of models.")
     tokenizer_cache: int = Field(8, ge=1, description="Tokenizers kept in memory.")
+    no_worker_grace_s: float = Field(
+        30.0,
+        ge=0,
+        description="How long requests are still accepted and queued after a model's last worker has gone. Then new "
+        "ones are 503, and queued ones that no worker has begun end with model_unavailable.",
+    )
     accept_without_worker: bool = Field(
-        False, description="Queue requests of a known model that has no live worker, instead of answering 503."
+        False, description="The same without an end, also for a model that has had no worker yet."
     )
     tool_call_parser: str = Field(
         "", description="How models write tool calls (hermes, llama3_json, mistral); empty: seen from the template."

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.lifecycle import Lifecycle
     from edge.limits import Occupancy
     from edge.model_catalog import ModelCatalog
+    from edge.no_worker import NoWorkerWatch
     from edge.relay import Relay
     from edge.submission import Submitter
 
@@ -36,6 +37,7 @@ class Services:
     registry: Registry
     reading: Reading
     catalog: ModelCatalog
+    no_worker: NoWorkerWatch
     relay: Relay
     submitter: Submitter
     occupancy: Occupancy

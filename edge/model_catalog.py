@@ -7,6 +7,8 @@ so a restarted worker or a second name of the same model costs nothing, and kept
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +42,8 @@ class ModelCatalog:
         self._metrics = metrics
         self._default_model = default_model
         self._models: dict[str, RegisteredModel] = {}  # by every served name
+        self._gone_at: dict[str, float] = {}  # when a card's last worker had gone, infinite while it has one
+        self._refreshed = asyncio.Event()
         self._loads: OrderedDict[bytes, asyncio.Task[ServedModel]] = OrderedDict()  # by the card, least recent first
         self.is_reachable = False  # the last look at the registry succeeded
 
@@ -61,6 +65,7 @@ class ModelCatalog:
         found: dict[str, RegisteredModel] = {}
         for model in await self._registry.models():
             self._metrics.live_workers.labels(model.card.name).set(len(model.live_workers))
+            self._note_workers(model)
             for name in model.card.served_names or (model.card.name,):
                 known = found.get(name)
                 if known is None or (model.live_workers and not known.live_workers):
@@ -68,6 +73,8 @@ class ModelCatalog:
         self._models = found
         self.is_reachable = True
         self._metrics.log_up.set(1)
+        self._refreshed.set()
+        self._refreshed.clear()
 
     @property
     def models(self) -> dict[str, RegisteredModel]:
@@ -76,7 +83,21 @@ class ModelCatalog:
 
     @property
     def has_live_model(self) -> bool:
-        return any(model.live_workers for model in self._models.values())
+        """Whether any model can be asked for: it has a worker, or will soon have one again."""
+        grace_s = self._settings.no_worker_grace_s
+        return any(self.absent_s(model.card.name) <= grace_s for model in self._models.values())
+
+    def absent_s(self, card_name: str) -> float:
+        """For how long the model has had no live worker: 0 while it has one, infinite if this edge never saw one."""
+        return max(0.0, time.monotonic() - self._gone_at.get(card_name, -math.inf))
+
+    def has_patience(self, card_name: str) -> bool:
+        """Whether requests of the model may be queued: it has a worker, had one lately, or need not have one."""
+        return self._settings.accept_without_worker or self.absent_s(card_name) <= self._settings.no_worker_grace_s
+
+    async def refreshed(self) -> None:
+        """Waits for the next look at the registry that succeeds."""
+        await self._refreshed.wait()
 
     def find(self, name: str | None) -> RegisteredModel:
         """The model of a name, or the default one for None. Raises `ModelNotFound`, `InvalidRequest`."""
@@ -93,7 +114,7 @@ class ModelCatalog:
     async def serving(self, name: str | None) -> ServedModel:
         """A model that can take a request now. Raises `ModelNotFound`, `ModelUnavailable`, `LogUnavailable`."""
         model = self.find(name)
-        if not model.live_workers and not self._settings.accept_without_worker:
+        if not model.live_workers and not self.has_patience(model.card.name):
             raise ModelUnavailable(
                 f"The model `{model.card.name}` has no live worker at the moment.",
                 retry_after_s=NO_WORKER_RETRY_S,
@@ -127,6 +148,13 @@ class ModelCatalog:
             raise ModelUnavailable(
                 f"The tokenizer of `{card.name}` cannot be loaded.", retry_after_s=NO_WORKER_RETRY_S, param="model"
             ) from error
+
+    def _note_workers(self, model: RegisteredModel) -> None:
+        name = model.card.name
+        if model.live_workers:
+            self._gone_at[name] = math.inf
+        elif self._gone_at.get(name) == math.inf:
+            self._gone_at[name] = time.monotonic()
 
     def _default(self) -> RegisteredModel:
         if self._default_model:

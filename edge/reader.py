@@ -61,6 +61,7 @@ class GenerationReader:
         self._deadline = self._set_deadline()
         self._figures = GenerationFigures(services.metrics, services.tracing, context, request, endpoint)
         self._is_closed = False
+        services.no_worker.enter(request)
 
     def resubmit_with(self, submit: Callable[[], Awaitable[object]]) -> None:
         """What to do when the log has lost the request before anything of its answer was shown (a failover)."""
@@ -136,6 +137,7 @@ class GenerationReader:
         self._is_closed = True
         if self._deadline is not None:
             self._deadline.cancel()
+        self._services.no_worker.leave(self._request)
         self._services.relay.leave(self._follower)
         if self._figures.end is None and self._ends_with_reader:
             self._services.submitter.cancel_soon(self._request.request_id, self._cancel_reason)

@@ -162,6 +162,11 @@ class EdgeMetrics:
             "Requests refused before admission, by the limit that was reached, else by error code.",
             ("reason",),
         )
+        self.given_up = make.counter(
+            "headrace_edge_given_up",
+            "Requests ended because no worker of their model was there. code: that of the error.",
+            ("code",),
+        )
         self.cancels = make.counter("headrace_edge_cancels", "Cancellations sent, by reason.", ("reason",))
 
         # Relay

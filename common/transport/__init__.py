@@ -2,6 +2,7 @@
 
 from common.transport.client import LogClient, RedisSettings
 from common.transport.embedded import EmbeddedServer, EmbeddedSettings
+from common.transport.giving_up import GivingUp
 from common.transport.keys import Keys, QueueClass, idempotent_request_id, new_request_id
 from common.transport.leases import Lease
 from common.transport.ownership import Ownership
@@ -40,6 +41,7 @@ __all__ = [
     "EmbeddedSettings",
     "Frame",
     "FrameBus",
+    "GivingUp",
     "Keys",
     "Lease",
     "LogClient",

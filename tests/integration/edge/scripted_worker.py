@@ -59,6 +59,7 @@ class ScriptedWorker:
     name: str = "scripted"
     step_s: float = 0.002
     tokens_a_step: int = 1
+    takes_over: bool = False  # the requests of workers that died
     ended: dict[str, CancelReason | None] = field(default_factory=dict)  # every request that came to its end here
     seen: list[Owned] = field(default_factory=list)
 
@@ -92,6 +93,13 @@ class ScriptedWorker:
         self._lease.close()
         await self._client.close()
 
+    async def vanish(self) -> None:
+        """Die without a word, but for the lease, which is gone at once."""
+        await self._end_tasks()
+        await asyncio.to_thread(self._lease.release)
+        self._lease.close()
+        await self._client.close()
+
     async def _end_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []
         pending = set(tasks)
@@ -115,6 +123,9 @@ class ScriptedWorker:
                 with contextlib.suppress(LogUnavailable):
                     for owned in await self._ownership.claim(256, block_ms=block_ms):
                         self._begin(owned)
+            if self.takes_over:
+                for owned in await self._ownership.takeover_scan(256):
+                    self._begin(owned)
             if self._running and self.steps.is_set():
                 await self._step()
             await asyncio.sleep(self.step_s)

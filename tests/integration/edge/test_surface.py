@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from common.telemetry.tracing import Tracing
 from common.transport import RedisSettings
-from edge.config import ApiSettings, HttpSettings, LimitSettings
+from edge.config import ApiSettings, CatalogSettings, HttpSettings, LimitSettings
 from tests.integration.edge import letters_model
 from tests.integration.edge.running_edge import ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
@@ -58,6 +58,12 @@ async def test_models_are_listed_under_every_name(edge: ThreadedEdge) -> None:
 async def test_a_model_id_may_hold_a_slash(edge: ThreadedEdge) -> None:
     answer = await call(edge, "GET", f"/v1/models/{letters_model.ALIAS}")
     assert (answer.status_code, answer.json()["id"]) == (200, letters_model.ALIAS)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{letters_model.ALIAS}", "/v1/models/nobody"])
+async def test_models_answer_head_as_they_answer_get(edge: ThreadedEdge, path: str) -> None:
+    answer, head = await call(edge, "GET", path), await call(edge, "HEAD", path)
+    assert (head.status_code, head.content) == (answer.status_code, b"")
 
 
 async def test_a_model_without_an_id_is_404(edge: ThreadedEdge) -> None:
@@ -191,8 +197,10 @@ async def test_a_browser_may_ask_and_read_the_ids(make_edge: Callable[..., Threa
 
 
 async def test_a_model_without_a_worker_is_503_with_retry_after(
-    edge: ThreadedEdge, worker: ScriptedWorker, redis_settings: RedisSettings
+    make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, redis_settings: RedisSettings
 ) -> None:
+    catalog = CatalogSettings(catalog_refresh_s=0.1, no_worker_grace_s=0)
+    edge = await asyncio.to_thread(make_edge(catalog=catalog).start)
     await worker.leave()
     await eventually(edge, "/ready", 503)
     assert (await call(edge, "GET", "/ready")).json()["reason"] == "no model has a live worker"
