@@ -47,6 +47,7 @@ class Delivery:
     skip_chunks: int = 0
     deadline_s: float | None = None
     with_queue_status: bool = False
+    named: str = "Last-Event-ID"  # where the client wrote its position
 
     @property
     def ends_with_reader(self) -> bool:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from common.errors import HeadraceError, StreamExpired
+from common.errors import HeadraceError, InvalidRequest, StreamExpired
 from common.telemetry.genai import request_attributes
-from common.transport import Duplicate
+from common.transport import Duplicate, RequestPhase
 from edge.body import gone, read_body
 from edge.boundary import ClientGone
 from edge.delivery import RUNS_WITHOUT_READER, Delivery, delivery_of
@@ -31,7 +31,7 @@ from edge.http_protocol import direct_body
 from edge.queue_watch import QueueWatch
 from edge.reader import GenerationReader
 from edge.request_context import RequestContext, context_of
-from edge.request_status import status_document
+from edge.request_status import known_to, status_document
 from edge.sse import HANDED_OVER, EventStream, StreamHandedOver, frame_bare
 from edge.stream_body import DocumentBody, StreamBody
 from edge.translate.requests import (
@@ -48,7 +48,7 @@ from edge.translate.requests import (
 from edge.translate.responses import DONE, AnswerBuilder, StreamRenderer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from starlette.requests import Request
 
@@ -124,19 +124,20 @@ async def resume(request: Request, request_id: str, delivery: Delivery, *, whole
     _refuse_when_closed(services)
     with ExitStack() as undo:
         _take_place(services, context.tenant, undo)
+        known = await known_to(services, context.tenant, request_id)  # a stranger leaves no reader behind
+        spec = known.spec
+        _refuse_beyond(delivery, known)
         follower = services.relay.follow(request_id, from_log=True, tally=services.occupancy.tally(context.tenant))
         undo.callback(services.relay.leave, follower)
-        attached = await services.relay.attach(follower)
-        spec = attached.spec
-        if spec.tenant != context.tenant:
-            raise StreamExpired.of(request_id)
-        _refuse_beyond(delivery, attached)
+        await services.relay.attach(follower)
         model = await services.catalog.known(spec.model)
         reader = GenerationReader(services, context, spec, follower, ends_with_reader=False, endpoint="stream")
         undo.callback(reader.close)
         services.metrics.resumed_streams.inc()
         answer = _Answer(services, context, spec, model.tokenizer, reader, delivery)
-        return await (answer.as_document(request) if whole else answer.as_stream(request, undo))
+        if whole:
+            return await answer.as_document(request)
+        return await answer.as_stream(request, undo, is_over=known.phase is RequestPhase.DONE)
 
 
 class _Answer:
@@ -161,16 +162,19 @@ class _Answer:
         # A scored prompt takes tens of microseconds a token to write down: seconds, for long ones of several choices.
         self._is_heavy = spec.sampling.prompt_logprobs is not None
 
-    async def as_stream(self, request: Request, undo: ExitStack) -> Response:
-        """Server-sent events, once a worker has taken the request up (or the hold is over)."""
+    async def as_stream(self, request: Request, undo: ExitStack, *, is_over: bool = False) -> Response:
+        """Server-sent events, once a worker has taken the request up (or the hold is over). Of a request that
+        ``is_over`` a place behind its end is refused with `InvalidRequest`; else that is told in the stream."""
         renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
         body = StreamBody(renderer, self._delivery, None if self._is_heavy else direct_body(request.scope))
         await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
         headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
         if self._delivery.with_queue_status:
             headers |= await self._watch.headers()
+        rendered = self._rendered(body)
+        first = await anext(rendered, b"") if is_over and self._delivery.is_resumed else b""
         return EventStream(
-            self._blocks(body),
+            self._blocks(first, rendered),
             self._services.streams,
             with_ids=self._delivery.with_ids,
             headers=headers,
@@ -204,19 +208,30 @@ class _Answer:
         while not builder.ended:
             body.take(await self._reader.next(body))
 
-    async def _blocks(self, body: StreamBody) -> AsyncIterator[bytes]:
+    async def _rendered(self, body: StreamBody) -> AsyncGenerator[bytes]:
         """What does not go to the connection directly. One write for all events that are there, however many."""
+        while not body.ended:
+            events = await self._reader.next(body)
+            block = await self._written(partial(body.block, events))
+            if block:
+                yield block
+        if body.num_missing:
+            raise InvalidRequest(
+                f"{self._delivery.named}: the stream has {body.num_missing} chunks fewer", param=self._delivery.named
+            )
+
+    async def _blocks(self, first: bytes, rendered: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """``first`` and ``rendered``, with what is said around them."""
         delivery = self._delivery
         is_resumable = delivery.with_ids and self._reader.may_be_handed_over()
         try:
+            if first:
+                yield first
             if delivery.with_queue_status:
                 async for comment in self._watch.comments(self._reader.is_silent):
                     yield comment
-            while not body.ended:
-                events = await self._reader.next(body)
-                block = await self._written(partial(body.block, events))
-                if block:
-                    yield block
+            async for block in rendered:
+                yield block
         except HeadraceError as error:
             if is_resumable and isinstance(error, Draining):
                 self._reader.goes_on_as("handed_over")
@@ -267,8 +282,13 @@ async def _admit(
 
 
 def _refuse_beyond(delivery: Delivery, attached: Attached) -> None:
-    if delivery.after > attached.last_n:
-        raise StreamExpired(f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}.")
+    """Behind the end of what is over is nothing and never was; what still runs may have lost its tail in a failover."""
+    if delivery.after <= attached.last_n:
+        return
+    said = f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}."
+    if attached.phase is RequestPhase.DONE:
+        raise InvalidRequest(f"{delivery.named}: {said}", param=delivery.named)
+    raise StreamExpired(said)
 
 
 def _refuse_when_closed(services: Services) -> None:

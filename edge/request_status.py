@@ -6,8 +6,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.errors import StreamExpired
+
 if TYPE_CHECKING:
+    from common.transport import Attached
     from edge.dependencies import Services
+
+
+async def known_to(services: Services, tenant: str, request_id: str) -> Attached:
+    """The request and its first event, without a trace of this look in the log. A request is known to its own tenant
+    only: raises `StreamExpired` for any other, and `LogUnavailable`."""
+    attached = await services.reading.attach(request_id, after=0, edge_id="", limit=1)
+    if attached.spec.tenant != tenant:
+        raise StreamExpired.of(request_id)
+    return attached
 
 
 async def status_document(services: Services, request_id: str) -> bytes:

@@ -24,12 +24,18 @@ class StreamBody:
         self._with_ids = delivery.with_ids
         self._first_chunk = (delivery.after + 1, delivery.after_chunks)
         self._skip = delivery.skip_chunks
+        self._seen_of_first = delivery.after_chunks  # less what it had
         self._direct = direct
 
     @property
     def ended(self) -> bool:
         """The last word is in a block."""
         return self._renderer.ended
+
+    @property
+    def num_missing(self) -> int:
+        """Of the chunks that the client says to have seen, how many the stream did not have."""
+        return self._skip + self._seen_of_first
 
     def block(self, events: Iterable[Recorded]) -> bytes:
         """One write for all of ``events``; empty when they show nothing."""
@@ -55,6 +61,7 @@ class StreamBody:
         self._skip -= first
         if not first and n == self._first_chunk[0]:
             first = self._first_chunk[1]
+            self._seen_of_first = max(0, first - len(chunks))
         return frame_with_ids(n, chunks, first=first)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from common.errors import StreamExpired
 from common.events import CancelReason
 from edge.delivery import Delivery, count_of, flag_of, position_of
 from edge.dependencies import services_of
 from edge.generation import resume
 from edge.request_context import context_of
-from edge.request_status import status_document
+from edge.request_status import known_to, status_document
 
 router = APIRouter(tags=["streams"])
 
@@ -33,29 +32,22 @@ async def read_stream(
         return await resume(request, request_id, Delivery(), whole=True)
     if after_chunks is not None:
         skip = count_of(after_chunks, "after_chunks")
-        return await resume(request, request_id, Delivery(with_ids=True, skip_chunks=skip))
+        return await resume(request, request_id, Delivery(with_ids=True, skip_chunks=skip, named="after_chunks"))
     name, text = ("after", after) if after is not None else ("Last-Event-ID", request.headers.get("last-event-id"))
     events, chunks = position_of(text, name)
-    return await resume(request, request_id, Delivery(with_ids=True, after=events, after_chunks=chunks))
+    return await resume(request, request_id, Delivery(with_ids=True, after=events, after_chunks=chunks, named=name))
 
 
 @router.get("/v1/streams/{request_id}/status")
 async def read_status(request: Request, request_id: str) -> Response:
     """Where a request stands: queued (with its position, 1 being the next, and an estimate), running or done."""
-    await _refuse_strangers(request, request_id)
+    await known_to(services_of(request), context_of(request.scope).tenant, request_id)
     return Response(await status_document(services_of(request), request_id), media_type="application/json")
 
 
 @router.delete("/v1/streams/{request_id}", status_code=202)
 async def cancel_stream(request: Request, request_id: str) -> Response:
     """Ends a request. Repeating it, or ending what has ended, is harmless."""
-    await _refuse_strangers(request, request_id)
+    await known_to(services_of(request), context_of(request.scope).tenant, request_id)
     await services_of(request).submitter.cancel(request_id, CancelReason.API)
     return Response(status_code=202)
-
-
-async def _refuse_strangers(request: Request, request_id: str) -> None:
-    """A request is known to its own tenant only. Raises `StreamExpired`."""
-    attached = await services_of(request).reading.attach(request_id, after=0, edge_id="", limit=1)
-    if attached.spec.tenant != context_of(request.scope).tenant:
-        raise StreamExpired.of(request_id)

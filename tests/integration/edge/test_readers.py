@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from common.events import CancelReason
-from common.transport import FrameBus, RedisSettings
-from edge.config import StreamSettings
+from common.transport import FrameBus, LogClient, Reading, RedisSettings
+from edge.config import ApiSettings, StreamSettings
 from tests.integration.edge.letters_model import answer
 from tests.integration.edge.running_edge import FAST, EdgeProcess, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
@@ -151,8 +152,53 @@ class TestComingBack:
         path = f"/v1/streams/{headers['x-headrace-request-id']}"
         status, _, again = split(await get(edge, f"{path}?after={last}"))
         assert (status, chunks_of(again)) == (200, b"")
-        status, _, _ = split(await get(edge, f"{path}?after={int(last) + 1}"))
-        assert status == 410
+
+    @pytest.mark.parametrize(
+        ("name", "beyond"), [("after", "{after}"), ("after", "{last}.7"), ("after_chunks", "{chunks}")]
+    )
+    async def test_a_place_behind_the_end_is_400_that_names_it(
+        self, edge: ThreadedEdge, name: str, beyond: str
+    ) -> None:
+        _, headers, raw = split(await post(edge, CHAT, body(max_tokens=3, stream=True), RESUMABLE))
+        documents = events_of(chunks_of(raw))
+        last = int(documents[-1][0])
+        value = beyond.format(after=last + 1, last=last, chunks=len(documents) + 1)
+        status, _, refused = split(await get(edge, f"/v1/streams/{headers['x-headrace-request-id']}?{name}={value}"))
+        assert (status, json.loads(refused)["error"]["param"]) == (400, name)
+
+    async def test_a_count_that_the_rest_of_a_running_stream_does_not_reach_is_told_at_its_end(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        worker.steps.clear()
+        first = await send(edge, CHAT, body(max_tokens=3, stream=True), RESUMABLE)
+        await until(lambda: worker.running)
+        connection = await send(edge, f"/v1/streams/{worker.running[0]}?after_chunks=1000", method="GET")
+        await until(lambda: len(edge.services.relay) == 2)
+        worker.steps.set()
+        documents = events_of(chunks_of(split(await rest(connection))[2]))
+        assert [d and d["error"]["param"] for _, d in documents] == ["after_chunks", None]
+        await rest(first)
+
+    async def test_who_may_not_read_a_request_leaves_no_trace_at_it(
+        self, make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, redis_settings: RedisSettings
+    ) -> None:
+        keys = ApiSettings(api_keys=(SecretStr("one"), SecretStr("two")))
+        edge, other = make_edge(api=keys), make_edge(api=keys)
+        await asyncio.gather(asyncio.to_thread(edge.start), asyncio.to_thread(other.start))
+        worker.steps.clear()
+        connection = await send(edge, CHAT, body(max_tokens=5, stream=True), {"Authorization": "Bearer one"})
+        await until(lambda: worker.running)
+        request_id = worker.running[0]
+        log = await LogClient.open(redis_settings)
+        before = (await Reading(log).status(request_id)).edges
+        for query in ("", "?stream=false", "?after=1"):
+            stranger = {"Authorization": "Bearer two"}
+            assert split(await get(other, f"/v1/streams/{request_id}{query}", stranger))[0] == 410
+        assert (await Reading(log).status(request_id)).edges == before
+        assert len(other.services.relay) == 0
+        await log.close()
+        worker.steps.set()
+        await rest(connection)
 
     @pytest.mark.parametrize("position", ["x", "-1", "1.", "1.x", "9" * 30, "0.1"])
     async def test_a_position_that_is_none_is_400(self, edge: ThreadedEdge, position: str) -> None:
