@@ -37,7 +37,9 @@ class LocalLogSettings(Settings):
     """Whose log is read when no --redis-url is given."""
 
     state_dir: Path = Field(
-        Path(".headrace"), description="State directory of a running `headrace serve`, whose embedded log is read."
+        Path(".headrace"),
+        description="State directory of a `headrace serve`, whose embedded log is read; one that does not run any more "
+        "has its log started for that, and stopped again.",
     )
 
 
@@ -68,5 +70,5 @@ SERVE: Final[tuple[type[Settings], ...]] = (
     EmbeddedSettings,
     *SHARED,
 )
-LOG_READERS: Final[tuple[type[Settings], ...]] = (LocalLogSettings, RedisSettings)  # inspect, replay, tail
+LOG_READERS: Final[tuple[type[Settings], ...]] = (LocalLogSettings, EmbeddedSettings, RedisSettings)  # inspect, ...
 ALL: Final[tuple[type[Settings], ...]] = tuple(dict.fromkeys((*SERVE, *WORKER, *EDGE, *LOG_READERS)))

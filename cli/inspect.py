@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cli.groups import LOG_READERS
-from cli.local_log import open_log
+from cli.local_log import opened_log
 from cli.timeline import event_json, state_at, timeline
 from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded
@@ -37,12 +37,9 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 async def _inspect(settings: InspectSettings, loaded: Loaded) -> None:
-    client = await open_log(loaded)
-    try:
+    async with opened_log(loaded) as client:
         status, request, events = await read_request(client, settings.request_id)
         place = await Reading(client).queue_place(settings.request_id)
-    finally:
-        await client.close()
     shown = events if settings.at is None else events[: settings.at]
     if settings.as_json:
         for item in shown:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from cli.groups import LOG_READERS
 from cli.inspect import read_request
-from cli.local_log import open_log
+from cli.local_log import opened_log
 from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded, Started
 from common.request_state import RequestState, fold
@@ -81,11 +81,8 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 async def _read(loaded: Loaded, request_id: str) -> tuple[EngineRequest, list[Recorded]]:
-    client = await open_log(loaded)
-    try:
+    async with opened_log(loaded) as client:
         _, request, events = await read_request(client, request_id)
-    finally:
-        await client.close()
     return request, events
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from typing import Final
 
 from cli import groups
 from cli.groups import ServeSettings
-from cli.local_log import SERVE_FILE
+from cli.local_log import SERVE_FILE, embedded_settings, locked
 from cli.model_import import ensure_demo_model
 from cli.supervisor import ChildSpec, Supervisor
 from common.config import Loaded, load
@@ -37,7 +36,7 @@ from common.errors import ConfigError, HeadraceError
 from common.telemetry.logging import configure_logging
 from common.telemetry.settings import TelemetrySettings
 from common.transport.client import LogClient, RedisSettings
-from common.transport.embedded import EmbeddedServer, EmbeddedSettings
+from common.transport.embedded import EmbeddedServer
 from edge.auth import accepted_keys
 from edge.config import ApiSettings, HttpSettings, StreamSettings
 from engine_worker.config import ComputeSettings, ModelSettings, WorkerSettings
@@ -46,6 +45,7 @@ DESCRIPTION: Final = "Serve a model on this machine: a log, workers and edges as
 DEMO: Final = "demo"
 _POLL_S: Final = 0.1
 _PROGRESS_S: Final = 5.0
+_READER_S: Final = 5.0  # inspect and replay hold the state directory while they read the log of a serve that has ended
 _LOCAL: Final = "127.0.0.1"
 _MODEL_LABEL: Final = re.compile(r'^vllm:num_requests_running\{.*?model_name="([^"]+)"', re.MULTILINE)
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str], prog: str) -> int:
     settings = loaded[ServeSettings]
     configure_logging("serve", loaded[TelemetrySettings].model_copy(update={"log_level": "error"}))  # `say` tells it
     stop = Stop()
-    with locked(settings.state_dir) as state_dir:
+    with locked(settings.state_dir, patience_s=_READER_S) as state_dir, no_announcement(state_dir):
         ports = edge_ports(loaded[HttpSettings], settings.edges)
         model = loaded[ModelSettings].model
         model_path = str(ensure_demo_model(state_dir / "models", say)) if model == DEMO else model
@@ -118,27 +118,14 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 @contextmanager
-def locked(state_dir: Path) -> Iterator[Path]:
-    """The state directory, created and held by this process alone. Raises `ConfigError` when another one holds it."""
-    path = state_dir.expanduser().absolute()
+def no_announcement(state_dir: Path) -> Iterator[None]:
+    """``serve.json`` is there only while what it tells is true; a serve that was killed has left it behind."""
+    (state_dir / SERVE_FILE).unlink(missing_ok=True)
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (path / "lock").open("a+", encoding="ascii")
-    except OSError as error:
-        raise ConfigError(f"state_dir: cannot be used: {error.strerror}, got {str(path)!r} (--state-dir)") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise ConfigError(
-                f"state_dir: {path} is in use by another headrace serve (pid {holder}); stop it or give --state-dir"
-            ) from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield path
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (state_dir / SERVE_FILE).unlink()
 
 
 def edge_ports(http: HttpSettings, count: int) -> list[int]:
@@ -183,10 +170,7 @@ class Log:
         if "redis_url" in loaded.sources:
             asyncio.run(_reach(loaded[RedisSettings]))
             return
-        settings = loaded[EmbeddedSettings]
-        if "data_dir" not in loaded.sources:
-            settings = settings.model_copy(update={"data_dir": state_dir / "log"})
-        self._settings = settings
+        settings = self._settings = embedded_settings(loaded, state_dir)
         self._server = EmbeddedServer.start(settings)
         self.url = self.embedded_url = self._server.url
         say(f"log: embedded server in {settings.data_dir}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from cli.groups import LOG_READERS
-from cli.local_log import open_log
+from cli.local_log import opened_log
 from cli.timeline import describe
 from common.config import Loaded, Settings, load
 from common.errors import StreamExpired
@@ -32,11 +32,8 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 async def _tail(settings: TailSettings, loaded: Loaded) -> None:
-    client = await open_log(loaded)
-    try:
+    async with opened_log(loaded) as client:
         await _Tail(Reading(client), settings).run()
-    finally:
-        await client.close()
 
 
 class _Tail:

@@ -23,14 +23,19 @@ from tests.integration.serve.served import ROOT, Served, eventually, is_alive
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
 
 
-def complete(facts: dict[str, Any]) -> str:
+def ask(facts: dict[str, Any]) -> tuple[str, str]:
+    """A completion and the id of its request."""
     body = {"model": facts["model"], "prompt": "One, two,", "max_tokens": 4, "temperature": 0}
     request = urllib.request.Request(
         f"{facts['url']}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         text: str = json.loads(answer.read())["choices"][0]["text"]
-        return text
+        return text, answer.headers["x-request-id"]
+
+
+def complete(facts: dict[str, Any]) -> str:
+    return ask(facts)[0]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +108,7 @@ def test_a_second_serve_on_the_same_state_is_refused_in_one_line(served: Served)
     )  # fmt: skip
     assert second.returncode == 2
     assert second.stderr.splitlines() == [
-        f"headrace serve: state_dir: {served.state_dir} is in use by another headrace serve "
+        f"headrace serve: state_dir: {served.state_dir} is in use by another headrace "
         f"(pid {served.process.pid}); stop it or give --state-dir"
     ]
 
@@ -143,7 +148,7 @@ def test_a_killed_log_is_restarted_with_everything_in_it(served: Served) -> None
 
 
 def test_a_stop_ends_all_children_in_order_and_leaves_nothing(served: Served) -> None:
-    served.facts()
+    text, request_id = ask(served.facts())
     pids = [served.pid("worker-1"), served.pid("edge-1"), int(_log_pid(served))]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
@@ -152,6 +157,13 @@ def test_a_stop_ends_all_children_in_order_and_leaves_nothing(served: Served) ->
     assert "Traceback" not in served.text()
     edge, worker = served.text().rindex("Finished server process"), served.text().rindex('"drained"')
     assert edge < worker
+    assert not (served.state_dir / "serve.json").exists()
+    for _ in range(2):  # its log is started to be read, and stopped again
+        inspected = subprocess.run(
+            [sys.executable, "-m", "cli", "inspect", request_id, "--state-dir", str(served.state_dir)],
+            capture_output=True, text=True, check=True, cwd=ROOT, timeout=60,
+        )  # fmt: skip
+        assert inspected.stdout.rstrip("\n").endswith(text)
 
 
 @pytest.mark.parametrize(

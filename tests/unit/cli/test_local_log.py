@@ -1,9 +1,10 @@
-"""Whose log `inspect`, `replay` and `tail` read."""
+"""Whose log `inspect`, `replay` and `tail` read. The servers are real."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from cli.groups import LOG_READERS
-from cli.local_log import log_settings, open_log
+from cli.local_log import SERVE_FILE, StateDirInUse, locked, opened_log
+from cli.serve import no_announcement
 from common.config import Loaded, load
 from common.errors import LogUnavailable
-from common.transport import RedisSettings
+from common.transport import EmbeddedServer, EmbeddedSettings, RedisSettings
 
-DEFAULT = RedisSettings().redis_url
+NOWHERE = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
@@ -26,32 +28,98 @@ def state_dir() -> Iterator[Path]:
         yield Path(path)
 
 
-def url_read(state_dir: Path, *argv: str) -> str:
-    loaded = load(LOG_READERS, ["--state-dir", str(state_dir), *argv], environ={})
-    return log_settings(loaded).redis_url
+def asked(state_dir: Path, *argv: str) -> Loaded:
+    """Settings whose default is a log that is not there."""
+    loaded = load(LOG_READERS, ["--state-dir", str(state_dir), "--redis-retry-s", "0", *argv], environ={})
+    if "redis_url" in loaded.sources:
+        return loaded
+    nowhere = loaded[RedisSettings].model_copy(update={"redis_url": NOWHERE})
+    return Loaded({**loaded.groups, RedisSettings: nowhere}, loaded.sources)
 
 
-def test_the_log_of_a_running_serve_is_read_unless_another_is_given(state_dir: Path) -> None:
-    path = state_dir / "server.sock"
-    (state_dir / "serve.json").write_text(json.dumps({"log": f"unix://{path}"}), encoding="utf-8")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        assert url_read(state_dir) == f"unix://{path}"
-        assert url_read(state_dir, "--redis-url", "redis://other:1/0") == "redis://other:1/0"
-    path.unlink()
-    assert url_read(state_dir) == DEFAULT
+def start_log(state_dir: Path) -> EmbeddedServer:
+    return EmbeddedServer.start(EmbeddedSettings(data_dir=state_dir / "log"))
+
+
+async def word_in(loaded: Loaded) -> bytes | None:
+    async with opened_log(loaded) as client:
+        word: bytes | None = await client.command("GET", "word", key="word")
+        return word
+
+
+def leave_a_log(state_dir: Path) -> None:
+    """As a serve that has ended leaves it."""
+    server = start_log(state_dir)
+
+    async def write() -> None:
+        async with opened_log(asked(state_dir, "--redis-url", server.url)) as client:
+            await client.command("SET", "word", "found", key="word")
+
+    asyncio.run(write())
+    server.stop()
+
+
+def is_running(state_dir: Path) -> bool:
+    """Whether a server holds the directory of the log."""
+    server = start_log(state_dir)
+    server.stop()
+    return not server.is_ours
+
+
+def test_the_log_that_a_serve_left_behind_is_started_for_the_reading_and_stopped(state_dir: Path) -> None:
+    leave_a_log(state_dir)
+    assert asyncio.run(word_in(asked(state_dir))) == b"found"
+    assert not is_running(state_dir)
+
+
+def test_what_a_killed_serve_has_left_announced_does_not_mislead(state_dir: Path) -> None:
+    leave_a_log(state_dir)
+    (state_dir / SERVE_FILE).write_text(json.dumps({"log": f"unix://{state_dir}/log/server.sock"}), encoding="utf-8")
+    assert asyncio.run(word_in(asked(state_dir))) == b"found"
+
+
+def test_while_it_is_read_no_serve_can_run_it_too(state_dir: Path) -> None:
+    leave_a_log(state_dir)
+
+    async def read() -> None:
+        async with opened_log(asked(state_dir)):
+            with pytest.raises(StateDirInUse, match=f"pid {os.getpid()}"), locked(state_dir):
+                pass
+
+    asyncio.run(read())
+    with locked(state_dir):
+        pass
+
+
+def test_the_log_of_a_running_serve_is_read_as_it_is_and_left_running(state_dir: Path) -> None:
+    leave_a_log(state_dir)
+    with locked(state_dir):
+        server = start_log(state_dir)
+        try:
+            (state_dir / SERVE_FILE).write_text(json.dumps({"log": server.url}), encoding="utf-8")
+            assert asyncio.run(word_in(asked(state_dir))) == b"found"
+            assert server.is_alive
+        finally:
+            server.stop()
+
+
+def test_one_that_is_given_goes_first(state_dir: Path) -> None:
+    leave_a_log(state_dir)
+    with pytest.raises(LogUnavailable):
+        asyncio.run(word_in(asked(state_dir, "--redis-url", NOWHERE)))
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"log": ""}', '{"log": "unix:///nowhere/server.sock"}'])
-def test_without_an_embedded_log_here_the_default_is_read(state_dir: Path, content: str | None) -> None:
+def test_whoever_has_no_log_here_is_told_how_to_name_one(state_dir: Path, content: str | None) -> None:
     if content is not None:
-        (state_dir / "serve.json").write_text(content, encoding="utf-8")
-    assert url_read(state_dir) == DEFAULT
+        (state_dir / SERVE_FILE).write_text(content, encoding="utf-8")
+    with pytest.raises(LogUnavailable, match=r"no headrace serve has its log in .* no --redis-url was given"):
+        asyncio.run(word_in(asked(state_dir)))
 
 
-async def test_whoever_has_no_log_here_is_told_how_to_name_one(state_dir: Path) -> None:
-    loaded = load(LOG_READERS, ["--state-dir", str(state_dir), "--redis-retry-s", "0"], environ={})
-    nowhere = loaded[RedisSettings].model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
-    groups = {**loaded.groups, RedisSettings: nowhere}
-    with pytest.raises(LogUnavailable, match=r"no headrace serve runs in .* no --redis-url was given"):
-        await open_log(Loaded(groups, loaded.sources))
+def test_an_announcement_is_there_only_while_it_is_true(state_dir: Path) -> None:
+    (state_dir / SERVE_FILE).write_text("{}", encoding="utf-8")
+    with no_announcement(state_dir):
+        assert not (state_dir / SERVE_FILE).exists()
+        (state_dir / SERVE_FILE).write_text("{}", encoding="utf-8")
+    assert not (state_dir / SERVE_FILE).exists()
