@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from statistics import median
 from typing import Final
 
 from bench.contenders import Contender, Live, Load, served
+from bench.ending import end_in_order
 from bench.front_door import Quantization, front_door
 from bench.peers import Places, find_peers
 from bench.servers import ServerFailed, headrace
@@ -185,7 +184,7 @@ def _compared(arguments: argparse.Namespace) -> object:
 
 def main() -> None:
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the servers that are running, too
+    end_in_order()
     arguments.model_dir = arguments.model_dir or ensure_demo_model(Path(".headrace/models"), print)
     content = _front_door(arguments) if arguments.front_door else _compared(arguments)
     if arguments.json is not None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -25,6 +26,7 @@ from cli.bench.figures import Figures, Objective, Outcome, summarise
 from cli.bench.machine import Disturbance, cpu_s
 from cli.bench.serve import BenchServeSettings, run, settled
 from cli.bench.workload import WORKLOADS, Lengths, Prose, Workload, WorkloadName
+from cli.supervisor import die_with
 
 _WARMUP: Final = 4  # requests, as many as the load of a server has
 _OPENVINO: Final = Path(__file__).with_name("openvino_in_process.py")
@@ -282,7 +284,13 @@ class _OpenVino:
 
 @contextmanager
 def _piped(command: list[str], log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as process:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        preexec_fn=partial(die_with, os.getpid()),  # should we be killed
+    ) as process:
         try:
             yield process
         finally:

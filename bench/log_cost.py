@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench.ending import end_in_order
 from bench.front_door import FrontDoor, Quantization, front_door
 from bench.servers import Running, headrace, running
 from cli.model_import import ensure_demo_model
@@ -165,6 +166,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
+    end_in_order()
     arguments = parse()
     model_dir = ensure_demo_model(Path(".headrace/models"), print)
     cost = LogCost()

@@ -20,9 +20,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
+from bench.ending import end_in_order
 from cli.bench.figures import percentile
+from cli.supervisor import die_with
 from common.events import OutputEvent, Tokens
 from common.transport import RedisSettings
 from tests.integration.edge.letters_model import NAME
@@ -123,6 +126,7 @@ async def measure(options: argparse.Namespace, redis: RedisSettings, edge: EdgeP
 
 
 def main() -> int:
+    end_in_order()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=20, help="of each stream")
@@ -139,7 +143,10 @@ def main() -> int:
     with running(Server(fsync="everysec")) as server:
         redis = RedisSettings(redis_url=server.url, key_prefix=f"{secrets.token_hex(4)}:", partitions=1)
         command = [sys.executable, "-m", "bench.many_streams", "--interval", str(options.interval)]
-        child = subprocess.Popen([*command, "--engine", redis.redis_url, redis.key_prefix])
+        child = subprocess.Popen(
+            [*command, "--engine", redis.redis_url, redis.key_prefix],
+            preexec_fn=partial(die_with, os.getpid()),
+        )
         edge = EdgeProcess(
             redis,
             partitions=1,

@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cli.bench.machine import cpu_s
 from cli.serve import free_port
+from cli.supervisor import die_with
 
 _START_S: Final = 600.0  # vLLM compiles for minutes the first time
 _STOP_S: Final = 30.0
@@ -130,6 +132,7 @@ def running(server: Server, directory: Path) -> Iterator[Running]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),  # should we be killed
             env={**server.environ, **own},
         )
     try:

@@ -125,7 +125,7 @@ class Supervisor:
             env={**child.spec.environ, last_words.FILE_VARIABLE: str(self._words_file(child))},
             stdin=subprocess.DEVNULL,
             process_group=0,
-            preexec_fn=lambda: _die_with(parent),
+            preexec_fn=lambda: die_with(parent),
         )
         child.started_at = self._clock()
         try:
@@ -168,7 +168,7 @@ def _how(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Runs in the child before its program: the kernel shall kill it when the parent dies. Linux only; elsewhere a
     parent killed with SIGKILL leaves its children running."""
     if _libc is None:
