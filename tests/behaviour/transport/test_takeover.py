@@ -61,6 +61,28 @@ async def test_a_request_that_comes_back_to_a_former_owner_is_owned_anew(world: 
     await first.finish(back)
 
 
+async def test_a_takeover_from_a_worker_that_was_only_slow_is_forgiven_once(world: World) -> None:
+    slow, heir = await world.worker("w1"), await world.worker("w2")
+    request, kept = await world.submit_new(), await world.submit_new()
+    owned = await slow.ownership.claim(2)
+    held = slow.ownership.held
+    slow.die()
+    await heir.ownership.takeover_scan(1)
+    slow.lease.renew()
+    await slow.ownership.forgive(held)
+    await slow.ownership.forgive(held)
+    for one in (request, kept):
+        assert (await world.reading.status(one.request_id)).attempts == 0
+    heir.die()
+    (back,) = await slow.ownership.takeover_scan(8)
+    assert (back.attempts, back.strikes) == (1, 1), "as after a first death"
+    await slow.finish(back)
+    for one in owned:
+        if one.request != back.request:
+            await slow.finish(one)
+    await world.assert_queues_clean()
+
+
 async def test_a_live_worker_is_left_alone(world: World) -> None:
     owner, other = await world.worker("w1"), await world.worker("w2")
     await world.submit_new()
