@@ -84,16 +84,19 @@ class ModelCatalog:
     @property
     def has_live_model(self) -> bool:
         """Whether any model can be asked for: it has a worker, or will soon have one again."""
-        grace_s = self._settings.no_worker_grace_s
-        return any(self.absent_s(model.card.name) <= grace_s for model in self._models.values())
+        return any(self.is_offered(model.card.name) for model in self._models.values())
 
     def absent_s(self, card_name: str) -> float:
         """For how long the model has had no live worker: 0 while it has one, infinite if this edge never saw one."""
         return max(0.0, time.monotonic() - self._gone_at.get(card_name, -math.inf))
 
+    def is_offered(self, card_name: str) -> bool:
+        """Whether the model has a live worker, or had one so lately that its requests wait for the next."""
+        return self.absent_s(card_name) <= self._settings.no_worker_grace_s
+
     def has_patience(self, card_name: str) -> bool:
         """Whether requests of the model may be queued: it has a worker, had one lately, or need not have one."""
-        return self._settings.accept_without_worker or self.absent_s(card_name) <= self._settings.no_worker_grace_s
+        return self._settings.accept_without_worker or self.is_offered(card_name)
 
     async def refreshed(self) -> None:
         """Waits for the next look at the registry that succeeds."""
