@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import hypothesis
 
 # The same examples in every run, so that a change that is judged fails by its own doing; new ones are looked for with
@@ -14,3 +16,9 @@ hypothesis.settings.register_profile(
     "explore", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_SLOW
 )
 hypothesis.settings.load_profile("headrace")
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on which tests ran before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)

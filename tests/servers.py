@@ -275,7 +275,7 @@ class Cluster:
     def __init__(self, size: int = 3, *, replicas: int = 0, options: dict[str, str] | None = None) -> None:
         known = {
             "cluster-enabled": "yes",
-            "cluster-node-timeout": "2000" if not replicas else "1000",
+            "cluster-node-timeout": "1000" if replicas else "30000",  # where none can take over nobody is given up
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": "0",
             **(options or {}),

@@ -191,7 +191,7 @@ async def _wait_until_idle(deployment: Deployment, findings: Findings) -> None:
         return not await leftovers(deployment)
 
     try:
-        await deployment.until(is_idle, 45, 0.2)
+        await deployment.until(is_idle, 120, 0.2)
     except AssertionError:
         findings.wrong += await leftovers(deployment)
 

@@ -17,7 +17,7 @@ from tests.faults.answers import Answer, Block, answer_of_document, answer_of_st
 from tests.faults.deployment import Process
 from tests.faults.features import Feature
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 _PAUSE_S = 0.1
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=20)
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.deployment import Deployment
 
-LEASE_S = 0.8
+LEASE_S = 2.0  # a busy machine keeps a worker from renewing for a while, too
 Deploy = Callable[..., Awaitable[Deployment]]
 
 

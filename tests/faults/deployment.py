@@ -23,7 +23,7 @@ from tests.faults.nursery import Child, Nursery
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parents[2]
-START_S = 90.0
+START_S = 240.0
 
 
 class Process:
@@ -53,7 +53,7 @@ class Process:
             self._popen.kill()
         self._popen.wait()
 
-    async def exit_code(self, within_s: float = 30.0) -> int:
+    async def exit_code(self, within_s: float = 120.0) -> int:
         return await asyncio.to_thread(self._popen.wait, within_s)
 
     async def is_ready(self) -> bool:
@@ -62,7 +62,7 @@ class Process:
 
     def metric(self, name: str) -> float:
         """Sum over all label sets of one metric."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
@@ -184,7 +184,7 @@ class Deployment:
             await self.client.close()
         self.server.stop()
 
-    async def until(self, condition: Callable[[], object], within_s: float = 20.0, pause_s: float = 0.02) -> None:
+    async def until(self, condition: Callable[[], object], within_s: float = 120.0, pause_s: float = 0.02) -> None:
         """Wait for what other processes bring about. ``condition`` may be a coroutine function."""
         deadline = time.monotonic() + within_s
         while True:

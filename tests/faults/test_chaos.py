@@ -19,12 +19,12 @@ def assert_kept(outcome: Outcome) -> None:
     assert outcome.injector.had_every_kind
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
     assert_kept(await run(Plan(seconds=15, seed=5, every_s=1.0, concurrency=6, short=True, links=True), tmp_path))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_failovers_of_a_strict_cluster_break_no_promise(tmp_path: Path) -> None:
     assert_kept(await run(Plan(seconds=10, seed=7, every_s=1.0, concurrency=6, short=True, layout="cluster"), tmp_path))
 

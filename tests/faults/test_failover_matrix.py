@@ -24,8 +24,10 @@ SMALL_STEPS = {"max_num_batched_tokens": 16, "max_num_seqs": 8}
 LONG_PROMPT = Feature("long_prompt", fields={"temperature": 0, "max_tokens": 50}, prompt="a cat on the mat, " * 400)
 LONG = Feature("long", fields={"temperature": 1.0, "max_tokens": 4000, "seed": 5})
 EMOJI = Feature("emoji", fields={"structured_outputs": {"regex": "🦊{400}"}, "max_tokens": 2000})
+_STOP_STRING = "🦊é" * 40
 STOP = Feature(
-    "stop", fields={"structured_outputs": {"regex": "(ab){300}🦊é🦊"}, "stop": ["🦊é🦊"], "max_tokens": 2000}
+    "stop",
+    fields={"structured_outputs": {"regex": "(ab){300}(🦊é){40}"}, "stop": [_STOP_STRING], "max_tokens": 2000},
 )
 Moment = Callable[[list[Recorded]], bool]
 
@@ -51,7 +53,7 @@ def mid_character(events: list[Recorded]) -> bool:
 
 def mid_stop_string(events: list[Recorded]) -> bool:
     """The log ends within the stop string: its beginning was held back."""
-    return 600 < len(tokens_of(events)) < 610
+    return 600 < len(tokens_of(events)) < 600 + len(_STOP_STRING.encode())
 
 
 class Scene:
@@ -84,7 +86,7 @@ class Scene:
             assert not transcript.is_complete, "it was over before its moment came"
             return moment(found)
 
-        await self.deployment.until(has_come, 30, 0.001)
+        await self.deployment.until(has_come, 120, 0.001)
         return found
 
     async def finish(self) -> None:
@@ -158,12 +160,11 @@ async def test_a_stream_goes_on_at_another_edge_when_its_edge_is_killed(deploy: 
         transcripts = [scene.ask(LONG) for _ in range(4)]
         for transcript in transcripts:
             await deployment.until(lambda t=transcript: t.connections and len(t.connections[0].raw) > 5000)
-        victim = deployment.edges[0]
+        victim = next(edge for edge in deployment.edges if edge.name == transcripts[0].connections[0].edge)
         victim.kill()
         deployment.remove(victim)
         await scene.finish()
     hurt = [t for t in transcripts if t.connections[0].edge == victim.name]
-    assert hurt, "no client was at the edge that died"
     assert all(t.connections[-1].edge != victim.name for t in hurt)
     assert (await audit(deployment, transcripts, expected)).wrong == []
 

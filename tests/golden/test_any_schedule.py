@@ -203,7 +203,9 @@ LIMITS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=6), limits=LIMITS, threads=st.sampled_from([1, 1, 1, 2]))
 def test_a_request_gives_the_same_bits_in_any_schedule(
     load: Load, name: str, requests: list[Request], limits: dict[str, int], threads: int

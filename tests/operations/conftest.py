@@ -15,7 +15,7 @@ from tests.faults.answers import Answer
 from tests.faults.client import Transcript
 from tests.faults.deployment import Deployment
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 Operate = Callable[..., Awaitable[Deployment]]
 
 

@@ -66,7 +66,7 @@ async def test_a_cluster_serves_resumes_and_cancels(operate: Operate) -> None:
         stats = await deployment.registry.queue_stats(LONG.body(stream=True)["model"])
         return (stats.depth, stats.tokens) == (0, 0)
 
-    await deployment.until(is_idle, 10)  # the request whose reader left is over, too
+    await deployment.until(is_idle)  # the request whose reader left is over, too
     assert deployment.workers[0].metric("headrace_worker_cancels_total") == 1
 
 
@@ -87,11 +87,13 @@ async def test_a_full_server_refuses_new_work_pauses_what_runs_and_goes_on(opera
         assert (status, code) in ((429, "overloaded"), (503, "log_unavailable"))
         assert 1 <= int(headers["Retry-After"]) <= 60
         assert (await asyncio.to_thread(urllib.request.urlopen, f"{edge.url}/health")).status == 200
-        shown = len(transcript.connections[0].raw)
         await deployment.until(lambda: running_worker.metric("headrace_worker_log_errors_total") > 0)
-        await asyncio.sleep(1.0)
+        await deployment.until(lambda: running_worker.metric("headrace_worker_output_backlog_steps") > 0)
+        shown = -1000
+        while len(transcript.connections[0].raw) - shown >= 200:  # keep-alives at most
+            shown = len(transcript.connections[0].raw)
+            await asyncio.sleep(1.0)
         assert not asked.done()
-        assert len(transcript.connections[0].raw) - shown < 200  # keep-alives at most
         assert 0 < running_worker.metric("headrace_worker_output_backlog_steps") <= BACKLOG_STEPS
         with server.client() as behind:
             behind.delete("filler")
@@ -103,7 +105,9 @@ async def test_a_full_server_refuses_new_work_pauses_what_runs_and_goes_on(opera
 
 async def test_a_full_disk_pauses_what_runs_and_everything_goes_on(operate: Operate) -> None:
     server = Fragile("everysec")
-    worker = {"max_output_backlog_steps": BACKLOG_STEPS}
+    # With the disk, all leases are gone: who renews first waits for the others for half a lease, which is enough for a
+    # busy machine, too.
+    worker = {"max_output_backlog_steps": BACKLOG_STEPS, "lease_ttl_s": 2 * LEASE_S}
     deployment = await operate(server, edges=1, workers=2, worker=worker)
     expected = await undisturbed(deployment, [LONG])
     (edge,) = deployment.edges
@@ -119,7 +123,7 @@ async def test_a_full_disk_pauses_what_runs_and_everything_goes_on(operate: Oper
         assert 1 <= int(headers["Retry-After"]) <= 60
         # Leases cannot be renewed: soon nobody is known to live, and a balancer is told.
         await deployment.until(lambda: not_ready(edge.url))
-        await asyncio.sleep(2 * LEASE_S)
+        await asyncio.sleep(4 * LEASE_S)
         assert not asked.done()
         server.empty_disk()
         assert_whole([await asked], expected)
@@ -140,7 +144,7 @@ def refuses_writes(server: Server) -> bool:
 
 def not_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=5):
+        with urllib.request.urlopen(f"{url}/ready", timeout=60):
             return False
     except urllib.error.HTTPError as error:
         error.close()
@@ -163,7 +167,7 @@ def refusal(url: str) -> tuple[int, Message, str]:
     body = json.dumps(LONG.body(stream=False)).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=120)
     with refused.value as answer:
         return answer.code, answer.headers, json.loads(answer.read())["error"]["code"]
 

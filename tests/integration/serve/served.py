@@ -41,7 +41,7 @@ class Served:
         return int((self.state_dir / "run" / f"{child}.pid").read_text(encoding="ascii"))
 
 
-def eventually(condition: Callable[[], bool], why: Callable[[], str], within_s: float = 90.0) -> None:
+def eventually(condition: Callable[[], bool], why: Callable[[], str], within_s: float = 180.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, why()

@@ -22,7 +22,7 @@ from tests.demo_model import demo_model_dir
 from tests.integration.serve.served import ROOT, Served, eventually
 from tests.servers import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
 _STREAMS = 64
 _TOPICS = ("rivers", "stones", "the moon", "bread", "a long walk", "colours", "an old ship", "numbers like 12 and 345")
@@ -49,7 +49,7 @@ def asks() -> list[Ask]:
 
 
 def metric(served: Served, name: str) -> float:
-    with urllib.request.urlopen(f"{served.facts()['url']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{served.facts()['url']}/metrics", timeout=60) as answer:
         page = answer.read().decode()
     values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
     assert values, f"{name} is not on the page"
@@ -92,7 +92,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, otlp_port: int) -> Iterator
         yield served
     finally:
         served.process.terminate()
-        served.process.wait(60)
+        served.process.wait(180)
 
 
 @pytest.fixture
@@ -110,11 +110,12 @@ async def test_64_streams_get_the_text_they_would_get_alone_while_half_the_clien
     for ask, text in stayed:
         assert text == await stream(client, ask), ask.prompt
     eventually(
-        lambda: metric(served, "vllm:num_requests_running") == 0 and metric(served, "vllm:num_requests_waiting") == 0,
+        lambda: all(
+            metric(served, f"vllm:{name}") == 0
+            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        ),
         lambda: "requests of clients that hung up still run",
-        within_s=20,
     )
-    assert metric(served, "vllm:kv_cache_usage_perc") == 0
     assert metric(served, "vllm:request_success_total") >= len(stayed)
 
 
@@ -153,7 +154,7 @@ async def test_a_request_is_inspected_and_replayed_from_its_events_alone(served:
     )
     request_id, text = raw.headers["x-request-id"], raw.parse().choices[0].message.content or "?"
     served.process.terminate()  # the rest needs neither workers nor edges
-    served.process.wait(60)
+    served.process.wait(180)
     log = EmbeddedServer.start(EmbeddedSettings(data_dir=served.state_dir / "log"))
     try:
         environ = {**os.environ, "HEADRACE_REDIS_URL": log.url}
@@ -188,7 +189,7 @@ async def collect(receiver: OtelTapHttpProtobufReceiver, arrived: list[Any]) -> 
 
 async def spans_of(trace_id: str, arrived: list[Any]) -> dict[str, dict[str, Any]]:
     """The spans of one trace by name, once the whole tree is there; each process sends its own, in batches."""
-    for _ in range(300):
+    for _ in range(1200):
         found = {
             span.name: {
                 "name": span.name,

@@ -38,7 +38,7 @@ class Client:
 
     async def ask(self, text: str, **sampling: object) -> EngineRequest:
         prompt = self._template.render([{"role": "user", "content": text}])
-        params = SamplingParams(**{"max_tokens": 40, "eos_token_ids": self._eos, "seed": 11, **sampling})
+        params = SamplingParams(**{"max_tokens": 200, "eos_token_ids": self._eos, "seed": 11, **sampling})
         return await self.fleet.submit_as_is(
             EngineRequest(
                 request_id=new_request_id(self.fleet.client.keys.partitions),
@@ -77,4 +77,4 @@ async def test_a_killed_worker_changes_nothing_of_a_sampled_answer(fleet: Fleet)
     assert isinstance(events[-1].event, Ended)
 
     fleet.signal("w2", signal.SIGTERM)
-    assert await asyncio.wait_for(fleet.exit_code("w2"), 20) == 0
+    assert await asyncio.wait_for(fleet.exit_code("w2"), 120) == 0
