@@ -20,7 +20,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from cli import groups
 from cli.groups import ServeSettings
 from cli.local_log import SERVE_FILE, embedded_settings, locked
 from cli.model_import import ensure_demo_model
+from cli.pulse import Pulse
 from cli.supervisor import ChildSpec, Supervisor
 from common.config import Loaded, load
 from common.errors import ConfigError, HeadraceError
@@ -62,7 +63,7 @@ class Plan:
 
     specs: tuple[ChildSpec, ...]
     urls: tuple[str, ...]  # one an edge
-    worker_urls: tuple[str, ...]  # each worker's metrics listener
+    worker_urls: Mapping[str, str]  # each worker's metrics listener, by the worker's name
     key: str  # one that the edges accept; empty = none needed
 
 
@@ -100,16 +101,20 @@ def main(argv: Sequence[str], prog: str) -> int:
         try:
             plan = plan_children(loaded, log.url, model_path, ports)
             supervisor = Supervisor(plan.specs, state_dir / "run", say)
-            name = ""
+            name, pulse = "", Pulse(plan.worker_urls)
             try:
                 name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
                 if name:
                     announce(state_dir, plan, supervisor, name, log.embedded_url)
+                    pulse.start()
                 while not stop.asked:
                     supervisor.check()
+                    for silent in pulse.take_silent(supervisor.pids()):
+                        supervisor.kill(silent, "has not answered for a minute")
                     log.check()
                     time.sleep(_POLL_S)
             finally:
+                pulse.stop()
                 # Nobody was told of an address before it was ready: nothing is there to be drained.
                 shut_down(supervisor, loaded, lambda: stop.forced or not name)
         finally:
@@ -214,7 +219,7 @@ def plan_children(loaded: Loaded, redis_url: str, model: str, ports: Sequence[in
     return Plan(
         specs=tuple(specs),
         urls=tuple(f"http://{shown}:{port}" for port in ports),
-        worker_urls=tuple(f"http://{_LOCAL}:{port}" for port in metrics_ports),
+        worker_urls={f"worker-{i + 1}": f"http://{_LOCAL}:{port}" for i, port in enumerate(metrics_ports)},
         key=next(iter(accepted_keys(loaded[ApiSettings])), ""),
     )
 
@@ -263,7 +268,7 @@ def wait_until_ready(supervisor: Supervisor, plan: Plan, timeout_s: float, stop:
 
 def served_name(plan: Plan) -> str:
     """The model's name once every worker and the first edge are ready and the edge lists it; until then empty."""
-    pages = [_get(f"{url}/ready") and _get(f"{url}/metrics") for url in plan.worker_urls]
+    pages = [_get(f"{url}/ready") and _get(f"{url}/metrics") for url in plan.worker_urls.values()]
     if not all(pages) or not _get(f"{plan.urls[0]}/ready"):
         return ""
     found = _MODEL_LABEL.search(pages[0])

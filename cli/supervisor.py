@@ -98,6 +98,14 @@ class Supervisor:
             if self._clock() >= child.due_at:
                 self._start(child)
 
+    def kill(self, name: str, why: str) -> None:
+        """End a child that is of no use any more; `check` starts it again. Of an unknown or dead one it is a no-op."""
+        for child in self._children:
+            if child.spec.name == name and child.process is not None and child.is_alive:
+                self._say(f"{name} {why}, killed")
+                child.process.kill()
+                child.process.wait()
+
     def stop(self, role: str, timeout_s: float, is_forced: Callable[[], bool]) -> None:
         """SIGTERM to all children of ``role``; SIGKILL to those that still live after ``timeout_s``, or at once when
         ``is_forced`` turns true. Returns when they are gone."""

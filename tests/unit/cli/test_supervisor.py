@@ -195,3 +195,17 @@ def _ignores_term(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     mask = next(line for line in status.splitlines() if line.startswith("SigIgn:")).split()[1]
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_child_of_no_use_is_killed_and_started_again(world: World) -> None:
+    supervisor = world.start(STUBBORN)
+    before = supervisor.pids()["worker-1"]
+    supervisor.all_ready()
+    supervisor.kill("worker-1", "says nothing")
+    supervisor.kill("worker-1", "says nothing")
+    supervisor.kill("nobody", "says nothing")
+    supervisor.check()
+    world.clock.now += 1.0
+    supervisor.check()
+    assert supervisor.pids()["worker-1"] != before
+    assert [line for line in world.said if "says nothing" in line] == ["worker-1 says nothing, killed"]
