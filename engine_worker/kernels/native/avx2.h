@@ -88,6 +88,9 @@ static INLINE float reduce_max(Vec x) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+static INLINE __m128 max_of_each(const Vec (&x)[4]) {  // lane i: the largest of x[i]
+  return _mm_setr_ps(reduce_max(x[0]), reduce_max(x[1]), reduce_max(x[2]), reduce_max(x[3]));
+}
 static INLINE Choice is_negative(Vec x) { return _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ); }
 static INLINE Choice differs(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_NEQ_UQ); }
 static INLINE Choice between(long low, long end) {  // low <= lane < end
@@ -103,6 +106,10 @@ static INLINE int reduce_add(IntVec x) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+static INLINE __m128i sum_of_each(const IntVec (&x)[4]) {  // lane i: the sum of x[i]
+  const __m256i sums = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0], x[1]), _mm256_hadd_epi32(x[2], x[3]));
+  return _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
 }
 static INLINE void store_bytes(int8_t* p, IntVec x) {  // the lowest byte of each lane
   const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);

@@ -55,6 +55,13 @@ static INLINE Vec with_sign_of(Vec x, Vec y) {  // x >= 0
 }
 static INLINE float reduce_add(Vec x) { return _mm512_reduce_add_ps(x); }
 static INLINE float reduce_max(Vec x) { return _mm512_reduce_max_ps(x); }
+static INLINE __m128 max_of_each(const Vec (&x)[4]) {  // lane i: the largest of x[i]
+  auto both = [](Vec a, Vec b) { return max(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const __m512d a = _mm512_castps_pd(both(x[0], x[1])), b = _mm512_castps_pd(both(x[2], x[3]));
+  const Vec all = max(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
 static INLINE Choice is_negative(Vec x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ); }
 static INLINE Choice differs(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ); }
 static INLINE Choice between(long low, long end) { return first(end) & ~first(low); }  // low <= lane < end
@@ -65,6 +72,13 @@ static INLINE IntVec rounded(Vec x) { return _mm512_cvtps_epi32(x); }
 static INLINE Vec to_float(IntVec x) { return _mm512_cvtepi32_ps(x); }
 static INLINE IntVec add(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
 static INLINE int reduce_add(IntVec x) { return _mm512_reduce_add_epi32(x); }
+static INLINE __m128i sum_of_each(const IntVec (&x)[4]) {  // lane i: the sum of x[i]
+  auto both = [](IntVec a, IntVec b) { return add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); };
+  const IntVec a = both(x[0], x[1]), b = both(x[2], x[3]);
+  const IntVec all = add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti32x8_epi32(all, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
 static INLINE void store_bytes(int8_t* p, IntVec x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x)); }
 static INLINE Vec load_half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 

@@ -31,16 +31,22 @@ struct Target {
   long epilogue;
   const float* bias;
 };
-template <class O>
-static INLINE void put(O* out, long left, Vec v) {
-  if (left >= LANES) store(out, v);
-  else if (left > 0) store(out, v, first(left));
+// A loop and not inlined: a gate takes its time, and unrolled it would crowd the products out of the instruction cache.
+template <class T, int MR, class Gate>
+static __attribute__((noinline)) void finish_gated(const Target<T>& t, long m, long tile, const Vec (&acc)[PANELS][MR][2],
+                                                   Gate gate) {
+  constexpr int PIECES = 16 / LANES;
+  const long left = t.columns - tile * 16;
+  for (int i = 0; i < MR; i++) {
+    T* to = (T*)t.out + (m + i) * t.ld + tile * 16;
+    for (int c = 0; c < PIECES; c++) {
+      const int u = c + PIECES;
+      const Vec v = mul(gate(acc[c / 2][i][c % 2]), acc[u / 2][i][u % 2]);
+      if (left > c * LANES) store(to + c * LANES, v, first(left - c * LANES));
+    }
+  }
 }
-static INLINE void add(float* out, long left, Vec v) {
-  const Lanes k = first(left);
-  store(out, add(load(out, k), v), k);
-}
-// T: type of activations
+// Writes MR rows of a tile, from row m on. T: type of activations
 template <class T, int MR>
 static INLINE void finish(const Target<T>& t, long m, long tile, Vec (&acc)[PANELS][MR][2]) {
   constexpr int PIECES = 32 / LANES;
@@ -49,28 +55,32 @@ static INLINE void finish(const Target<T>& t, long m, long tile, Vec (&acc)[PANE
 #pragma GCC unroll 4
     for (int c = 0; c < PIECES; c++) {
       const Vec b = load(t.bias + tile * 32 + c * LANES);
+#pragma GCC unroll 16
       for (int i = 0; i < MR; i++) piece(i, c) = add(piece(i, c), b);
     }
   }
-  const bool gated = t.epilogue == SILU_MUL || t.epilogue == GELU_MUL;
-  const long c = tile * (gated ? 16 : 32), left = t.columns - c;
-  for (int i = 0; i < MR; i++) {
-    const long at = (m + i) * t.ld + c;
-    if (gated) {
-#pragma GCC unroll 2
-      for (int c = 0; c < PIECES / 2; c++) {
-        const Vec gate = t.epilogue == SILU_MUL ? silu(piece(i, c)) : gelu_tanh(piece(i, c));
-        put((T*)t.out + at + c * LANES, left - c * LANES, mul(gate, piece(i, c + PIECES / 2)));
-      }
-      continue;
-    }
+  // write(where in the result, sums, and a mask where the tile is not whole)
+  auto each = [&](auto write) {
+    const long left = t.columns - tile * 32;
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+      const long at = (m + i) * t.ld + tile * 32;
 #pragma GCC unroll 4
-    for (int c = 0; c < PIECES; c++) {
-      const long to = at + c * LANES, rest = left - c * LANES;
-      if (t.epilogue == STORE) put((T*)t.out + to, rest, piece(i, c));
-      else if (t.epilogue == STORE_F32) put((float*)t.out + to, rest, piece(i, c));
-      else add((float*)t.out + to, rest, piece(i, c));
+      for (int c = 0; c < PIECES; c++) {
+        if (left >= 32) write(at + c * LANES, piece(i, c));
+        else if (left > c * LANES) write(at + c * LANES, piece(i, c), first(left - c * LANES));
+      }
     }
+  };
+  switch (t.epilogue) {
+    case STORE: return each([&](long at, Vec v, auto... k) { store((T*)t.out + at, v, k...); });
+    case STORE_F32: return each([&](long at, Vec v, auto... k) { store((float*)t.out + at, v, k...); });
+    case ADD: return each([&](long at, Vec v, auto... k) {
+      float* to = (float*)t.out + at;
+      store(to, add(load(to, k...), v), k...);
+    });
+    case SILU_MUL: return finish_gated<T, MR>(t, m, tile, acc, [](Vec x) { return silu(x); });
+    default: return finish_gated<T, MR>(t, m, tile, acc, [](Vec x) { return gelu_tanh(x); });
   }
 }
 
@@ -81,17 +91,14 @@ struct Input {
   float eps;
 };
 struct Scratch {  // of the calling thread, shared by its team
-  Buffer<float> dense, scale;
-  Buffer<int8_t> q;
-  Buffer<Beside> beside;
+  Buffer<float> dense;
+  Buffer<Group> groups;
 };
 template <class T>
 struct Prepared {  // what the micro-kernels read
   const T* dense = nullptr;
   long ld = 0;
-  int8_t* q = nullptr;
-  float* scale = nullptr;
-  Beside* beside = nullptr;
+  Group* groups = nullptr;
 };
 template <class T>
 static bool is_ready(const Input& in, const Linear& w) {
@@ -105,33 +112,55 @@ static Prepared<T> place(Scratch& s, const Input& in, const Linear& w, long M, i
   p.ld = w.padded_k;
   if (is_ready<T>(in, w)) p.dense = (const T*)in.x;
   else if (w.kind == F32 || w.kind == BF16) p.dense = (const T*)s.dense.at_least(n * sizeof(T) / sizeof(float) + 16);
-  else p.q = s.q.at_least(n), p.scale = s.scale.at_least(n / 32), p.beside = s.beside.at_least(n / 32);
+  else p.groups = s.groups.at_least(n / 32);
   return p;
 }
 template <class T>
 static INLINE Prepared<T> rows_from(const Prepared<T>& p, long row, long padded_k) {
   Prepared<T> r = p;
   if (p.dense) r.dense += row * padded_k;
-  else r.q += row * padded_k, r.scale += row * padded_k / 32, r.beside += row * padded_k / 32;
+  else r.groups += row * padded_k / 32;
   return r;
 }
-static INLINE void quantize_group(const Vec (&v)[32 / LANES], int64_t kind, int8_t* q, float* scale, Beside* beside) {
-  Vec largest = abs(v[0]);
+// Up to four groups at once: what is one number for a group costs no more for four. at(i) reads the values from i on.
+template <class At>
+static INLINE void quantize(At at, int64_t kind, Group* to, long groups) {
+  constexpr int PIECES = 32 / LANES;
+  Vec v[4][PIECES], largest[4];
 #pragma GCC unroll 4
-  for (int i = 1; i < 32 / LANES; i++) largest = max(largest, abs(v[i]));
-  const float top = reduce_max(largest);
-  const Vec r = broadcast(top > 0 ? 127.f / top : 0.f);
-  IntVec sums = broadcast_int(0);
+  for (int g = 0; g < 4; g++) {
 #pragma GCC unroll 4
-  for (int i = 0; i < 32 / LANES; i++) {
-    const IntVec x = rounded(mul(v[i], r));
-    store_bytes(q + i * LANES, x);
-    sums = add(sums, x);
+    for (int i = 0; i < PIECES; i++) {
+      v[g][i] = at(g * 32 + i * LANES);
+      largest[g] = i ? max(largest[g], abs(v[g][i])) : abs(v[g][i]);
+    }
   }
-  *scale = top / 127.f;
-  const int sum = reduce_add(sums);
-  if (kind == Q4) beside->sum = *scale * (float)sum;
-  else beside->start = (kind == Q8 ? -OFFSET_8 : -8) * sum;
+  const __m128 top = max_of_each(largest), steps = _mm_set1_ps(127.f), scales = _mm_div_ps(top, steps);
+  alignas(16) float scale[4], inverse[4], sum[4];
+  _mm_store_ps(scale, scales);
+  _mm_store_ps(inverse, _mm_and_ps(_mm_div_ps(steps, top), _mm_cmpgt_ps(top, _mm_setzero_ps())));
+  IntVec x[4];  // sums of the quantised values
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; g++) {
+    const Vec r = broadcast(inverse[g]);
+    x[g] = broadcast_int(0);
+#pragma GCC unroll 4
+    for (int i = 0; i < PIECES; i++) {
+      const IntVec q = rounded(mul(v[g][i], r));
+      if (g < groups) store_bytes(to[g].q + i * LANES, q);
+      x[g] = add(x[g], q);
+    }
+  }
+  const __m128i sums = sum_of_each(x);
+  alignas(16) int start[4];
+  _mm_store_ps(sum, _mm_mul_ps(scales, _mm_cvtepi32_ps(sums)));
+  _mm_store_si128((__m128i*)start, _mm_mullo_epi32(sums, _mm_set1_epi32(kind == Q8 ? -OFFSET_8 : -8)));
+#pragma GCC unroll 4
+  for (int g = 0; g < 4 && g < groups; g++) {
+    to[g].scale = scale[g];
+    if (kind == Q4) to[g].sum = sum[g];
+    else to[g].start = start[g];
+  }
 }
 template <class In>
 static INLINE float inverse_rms(const In* x, long k, float eps) {
@@ -143,32 +172,31 @@ static INLINE float inverse_rms(const In* x, long k, float eps) {
   return 1.f / std::sqrt(reduce_add(ss) / (float)k + eps);
 }
 // One row: norm, then rounded or quantised; zeros up to padded_k
-template <class T, class In>
+template <bool Normed, class T, class In>
 static void prepare_row(const In* x, const float* norm, float eps, const Linear& w, const Prepared<T>& p, long row) {
   const long k = w.k;
-  const Vec r = broadcast(norm ? inverse_rms(x, k, eps) : 1.f);
-  auto at = [&](long i) {
-    const Lanes mask = first(k - i);
-    const Vec v = load(x + i, mask);
-    return norm ? mul(mul(v, r), load(norm + i, mask)) : v;
+  const Vec r = broadcast(Normed ? inverse_rms(x, k, eps) : 1.f);
+  auto read = [&](long i, auto... mask) {
+    const Vec v = load(x + i, mask...);
+    return Normed ? mul(mul(v, r), load(norm + i, mask...)) : v;
   };
   if (p.dense) {
     T* to = (T*)p.dense + row * w.padded_k;
-    for (long i = 0; i < w.padded_k; i += LANES) store(to + i, at(i));
+    for (long i = 0; i < w.padded_k; i += LANES) store(to + i, read(i, first(k - i)));
     return;
   }
   const long G = w.padded_k / 32;
-  for (long g = 0; g < G; g++) {
-    Vec v[32 / LANES];
-#pragma GCC unroll 4
-    for (int i = 0; i < 32 / LANES; i++) v[i] = at(g * 32 + i * LANES);
-    quantize_group(v, w.kind, p.q + row * w.padded_k + g * 32, p.scale + row * G + g, p.beside + row * G + g);
+  Group* to = p.groups + row * G;
+  for (long g = 0; g < G; g += 4) {
+    const long from = g * 32;
+    if (from + 128 <= k) quantize([&](long i) { return read(from + i); }, w.kind, to + g, 4);
+    else quantize([&](long i) { return read(from + i, first(k - from - i)); }, w.kind, to + g, G - g);
   }
 }
 template <class T>
 static void prepare_row(const Input& in, const Linear& w, const Prepared<T>& p, long from, long row) {
-  if (in.norm) prepare_row<T>((const float*)in.x + from * w.k, in.norm, in.eps, w, p, row);
-  else prepare_row<T>((const T*)in.x + from * w.k, nullptr, 0.f, w, p, row);
+  if (in.norm) prepare_row<true, T>((const float*)in.x + from * w.k, in.norm, in.eps, w, p, row);
+  else prepare_row<false, T>((const T*)in.x + from * w.k, nullptr, 0.f, w, p, row);
 }
 
 // ---------------------------------------------------------------- tiles of 32 columns
@@ -195,15 +223,14 @@ static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, c
 }
 template <class T, Format F>
 static void quantized_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
-  const long K = w.padded_k, G = K / 32, size = G * group_bytes(F);
+  const long G = w.padded_k / 32, size = G * group_bytes(F);
   const uint8_t *B = (const uint8_t*)w.values + at.tile * size, *next = (const uint8_t*)w.values + at.next * size;
   over_rows<QUANTIZED_ROWS>(at.M, [&](auto rows, long m, long run, long runs) {
     constexpr int MR = decltype(rows)::value;
-    const long r = at.m0 + m;
-    const Quantized A{x.q + r * K, x.scale + r * G, x.beside + r * G};
-    Vec acc[PANELS][MR][2] = {};
-    multiply<F, MR>(A, B, share_of(next, size, at, A.q, run, runs), K, acc);
-    finish<T, MR>(t, r, at.tile, acc);
+    const Group* A = x.groups + (at.m0 + m) * G;
+    Vec acc[PANELS][MR][2];
+    multiply<F, MR>(A, B, share_of(next, size, at, A, run, runs), G, acc);
+    finish<T, MR>(t, at.m0 + m, at.tile, acc);
   });
 }
 template <class T>
@@ -222,7 +249,8 @@ static const long OWN_COPY_TO = 2;
 // Rows whose prepared form takes about this much are worked on together, so that they stay in the L2 cache.
 static const long SLAB_BYTES = 384 * 1024;
 // Each thread has a slab of its own, if there are this many rows for it: it reads and writes rows that no other does.
-static const long OWN_SLAB_FROM = 16;
+// With fewer, threads share out the tiles of all rows, since each of them would have to read all weights.
+static const long OWN_SLAB_FROM = 128;
 
 template <class T>
 struct Job {

@@ -94,15 +94,14 @@ static INLINE void multiply_tile(const T* A, long lda, const T* B, Ahead<L> ahea
   }
 }
 
-// Activations quantised in groups of 32 along K; per group what it adds beside its integer products:
-union Beside {
-  int32_t start;  // formats without a minimum: -offset * sum(q), which undoes the offset of the stored weights
-  float sum;      // formats with one: scale * sum(q), to be multiplied by it
-};
-struct Quantized {
-  const int8_t* q;       // [rows][K]
-  const float* scale;    // [rows][K/32]
-  const Beside* beside;  // [rows][K/32]
+// Activations are quantised in groups of 32 along K; beside its values a group has what each of its sums needs.
+struct Group {
+  int8_t q[32];
+  float scale;
+  union {
+    int32_t start;  // formats without a minimum: -offset * sum(q), which undoes the offset of the stored weights
+    float sum;      // formats with one: scale * sum(q), to be multiplied by it
+  };
 };
 // Weights of a tile of 32 columns, in groups of 32 along K: one stream, since memory is read best so. A group is its
 // values, then the scales fp16 [32] and, in INT4, the minima fp16 [32]. Stored values are unsigned.
@@ -114,17 +113,22 @@ static constexpr bool has_min(Format f) { return f == INT4; }
 static constexpr long value_bytes(Format f) { return f == INT8 ? 1024 : 512; }
 static constexpr long group_bytes(Format f) { return value_bytes(f) + (has_min(f) ? 128 : 64); }
 
+// A is [MR][groups]; acc begins at 0
 template <Format F, int MR>
-static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead, long K, Vec (&acc)[PANELS][MR][2]) {
-  const long G = K / 32;
-  Rows<int8_t, MR> a(A.q, K);
-  for (long g = 0; g < G; g++) {
+static INLINE void multiply(const Group* A, const uint8_t* B, Ahead<2> ahead, long groups, Vec (&acc)[PANELS][MR][2]) {
+  Rows<int8_t, MR> rows((const int8_t*)A, groups * sizeof(Group));
+  auto group = [&](int m) -> const Group& { return *(const Group*)rows[m]; };
+  auto scales = [&](long i) { return load_half(B + value_bytes(F) + i * 2); };
+  // not "= {}" by the caller: a zeroed array begins in memory
+#pragma GCC unroll 16
+  for (int i = 0; i < PANELS * MR * 2; i++) acc[i / 2 / MR][i / 2 % MR][i % 2] = zero();
+  for (long g = 0; g < groups; g++) {
     ahead.prefetch<group_bytes(F) / 64>();
 #pragma GCC unroll 2
     for (int panel = 0; panel < PANELS; panel++) {
-      const uint8_t *values = B + panel * UNIT * 4, *halves = B + value_bytes(F) + panel * UNIT * 2;
+      const uint8_t* values = B + panel * UNIT * 4;
       IntVec ia[MR][2];  // integer sums of the group: exact
-      auto start = [&](int m) { return has_min(F) ? 0 : A.beside[m * G + g].start; };
+      auto start = [&](int m) { return has_min(F) ? 0 : group(m).start; };
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) ia[m][0] = ia[m][1] = F == INT8 ? broadcast_int(start(m)) : begin4(start(m));
       if constexpr (F != INT8) {
@@ -135,7 +139,7 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead
           const IntVec h0 = high_nibbles(r0), h1 = high_nibbles(r1);
 #pragma GCC unroll 16
           for (int m = 0; m < MR; m++) {
-            const IntVec al = broadcast_quad(a[m] + j * 4), ah = broadcast_quad(a[m] + j * 4 + 16);
+            const IntVec al = broadcast_quad(group(m).q + j * 4), ah = broadcast_quad(group(m).q + j * 4 + 16);
             ia[m][0] = dot4(dot4(ia[m][0], l0, al), h0, ah);
             ia[m][1] = dot4(dot4(ia[m][1], l1, al), h1, ah);
           }
@@ -148,30 +152,30 @@ static INLINE void multiply(const Quantized& A, const uint8_t* B, Ahead<2> ahead
           const IntVec b0 = weights_8(values + j * 128), b1 = weights_8(values + j * 128 + LANES * 4);
 #pragma GCC unroll 16
           for (int m = 0; m < MR; m++) {
-            const IntVec x = broadcast_quad(a[m] + j * 4);
+            const IntVec x = broadcast_quad(group(m).q + j * 4);
             ia[m][0] = dot8(ia[m][0], b0, x);
             ia[m][1] = dot8(ia[m][1], b1, x);
           }
         }
       }
-      const Vec d0 = load_half(halves), d1 = load_half(halves + LANES * 2);
+      const Vec d0 = scales(panel * UNIT), d1 = scales(panel * UNIT + LANES);
 #pragma GCC unroll 16
       for (int m = 0; m < MR; m++) {
-        const Vec s = broadcast(A.scale[m * G + g]);
+        const Vec s = broadcast(group(m).scale);
         acc[panel][m][0] = fma(mul(to_float(ia[m][0]), s), d0, acc[panel][m][0]);
         acc[panel][m][1] = fma(mul(to_float(ia[m][1]), s), d1, acc[panel][m][1]);
       }
       if constexpr (has_min(F)) {
-        const Vec n0 = load_half(halves + 64), n1 = load_half(halves + 64 + LANES * 2);
+        const Vec n0 = scales(32 + panel * UNIT), n1 = scales(32 + panel * UNIT + LANES);
 #pragma GCC unroll 16
         for (int m = 0; m < MR; m++) {
-          const Vec x = broadcast(A.beside[m * G + g].sum);
+          const Vec x = broadcast(group(m).sum);
           acc[panel][m][0] = fma(x, n0, acc[panel][m][0]);
           acc[panel][m][1] = fma(x, n1, acc[panel][m][1]);
         }
       }
     }
-    a.advance(32);
+    rows.advance(sizeof(Group));
     B += group_bytes(F);
   }
 }
