@@ -26,6 +26,21 @@ HEAD_TIMEOUT_S: Final = 30.0
 _DIRECT: Final = "headrace.direct"
 
 
+class _UntilClose(int):
+    """The length of a body that the end of its connection ends; uvicorn counts down from it and wants 0 at the end."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _UntilClose:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
 class DirectBody:
     """Writes parts of an answer's body to its connection, at once and without a task. For use between two messages of
     the answer, from the event loop."""
@@ -95,6 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":  # knows no chunks, and gets a connection of its own
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UntilClose()
         self.scope[_DIRECT] = DirectBody(self.cycle)  # type: ignore[typeddict-unknown-key]  # the cycle of this head
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

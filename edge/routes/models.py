@@ -13,15 +13,17 @@ router = APIRouter(tags=["models"])
 
 
 @router.get("/v1/models")
+@router.head("/v1/models", include_in_schema=False)
 async def list_models(request: Request) -> Response:
-    """The models that have a live worker, under every name they are served by."""
+    """The models that can be asked for, under every name they are served by."""
     catalog = services_of(request).catalog
-    live = {model.card.name: model.card for model in catalog.models.values() if model.live_workers}
-    objects = [item for name in sorted(live) for item in model_objects(live[name])]
+    offered = {model.card.name: model.card for model in catalog.models.values() if catalog.is_offered(model.card.name)}
+    objects = [item for name in sorted(offered) for item in model_objects(offered[name])]
     return _json(ModelList(data=objects))
 
 
 @router.get("/v1/models/{model_id:path}")
+@router.head("/v1/models/{model_id:path}", include_in_schema=False)
 async def get_model(request: Request, model_id: str) -> Response:
     """One model. 404 with `model_not_found` when no worker ever registered it."""
     if not model_id:  # of a list's address with a slash too many; no name means the default model elsewhere

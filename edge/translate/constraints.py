@@ -67,7 +67,7 @@ def json_grammar(schema: Schema, param: str, *, options: Mapping[str, object] = 
     schemas.check_depth(schema, param)
     schemas.check_finite(schema, param)
     try:
-        return _schema_grammar(schemas.closed(schema), param, options)
+        return _schema_grammar(schemas.bounded(schemas.closed(schema)), param, options)
     except GrammarRefused:
         return _schema_grammar(schema, param, options)
 

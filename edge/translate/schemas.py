@@ -16,6 +16,7 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "depe
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else")
 _OPEN_ENDED: Final = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref")
+_LARGEST: Final = 10**18  # a power of ten within 64 bits: one that the compiler's floats hold exactly
 OPTIONS_KEY: Final = "x-guidance"  # how the compiler is told options; a client's own would loosen the constraint
 
 Schema = dict[str, Any]
@@ -183,6 +184,15 @@ def closed(schema: Schema) -> Schema:
     return result
 
 
+def bounded(schema: Schema) -> Schema:
+    """A copy in which integers without a bound have at most 19 digits.
+
+    Every value that fits the copy fits the original; it spares a model from writing one number without end.
+    """
+    result: Schema = _mapped(schema, _bound)
+    return result
+
+
 def without_formats(schema: Schema, unknown: str) -> Schema:
     """A copy without ``format: unknown``: formats that a validator does not know are annotations, not constraints."""
 
@@ -202,6 +212,22 @@ def _close(node: Schema) -> Schema:
     if isinstance(node.get("properties"), dict) and not any(key in node for key in _OPEN_ENDED):
         return {**node, "additionalProperties": False}
     return node
+
+
+def _bound(node: Schema) -> Schema:
+    if "integer" not in (_as_list(node.get("type")) or [node.get("type")]) or "enum" in node or "const" in node:
+        return node
+    low, high = node.get("minimum", node.get("exclusiveMinimum")), node.get("maximum", node.get("exclusiveMaximum"))
+    added = {}
+    if low is None and (high is None or _is_within(high)):
+        added["minimum"] = -_LARGEST
+    if high is None and (low is None or _is_within(low)):
+        added["maximum"] = _LARGEST
+    return {**node, **added}
+
+
+def _is_within(bound: object) -> bool:
+    return isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) < _LARGEST
 
 
 def _mapped(schema: Any, change: Any) -> Any:

@@ -18,7 +18,19 @@ from common.events import CancelReason
 from tests.integration.edge.letters_model import answer
 from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
-from tests.integration.edge.wire import CHAT, Connection, body, chunks_of, events_of, get, post, split, text_of, until
+from tests.integration.edge.wire import (
+    CHAT,
+    Connection,
+    body,
+    chunks_of,
+    events_of,
+    get,
+    post,
+    rest,
+    split,
+    text_of,
+    until,
+)
 
 LONG = 2000  # tokens
 
@@ -150,6 +162,33 @@ class TestStalled:
         assert edge.connections
         await asyncio.to_thread(edge.stop)
         connection[1].transport.abort()
+
+
+class TestWithoutChunks:
+    """HTTP/1.0 knows none: the end of the connection is the end of the answer. Proxies still speak it."""
+
+    async def ask(self, edge: ThreadedEdge, content: bytes) -> tuple[dict[str, str], bytes]:
+        connection = await connect(edge)
+        connection[1].write(content.replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1))
+        _, got, raw_body = split(await rest(connection))
+        return got, raw_body
+
+    async def test_a_stream_is_its_events_and_nothing_else(self, edge: ThreadedEdge, worker: ScriptedWorker) -> None:
+        got, content = await self.ask(edge, request(body(max_tokens=40, stream=True)))
+        assert "transfer-encoding" not in got
+        assert got["connection"] == "close"
+        assert text_of(events_of(content)) == answer(40)
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"data: [DONE]\n\n")
+
+    @pytest.mark.parametrize("fields", [{}, {"temperature": 9}], ids=str)
+    async def test_a_document_has_its_length(
+        self, edge: ThreadedEdge, worker: ScriptedWorker, fields: dict[str, Any]
+    ) -> None:
+        got, content = await self.ask(edge, request(body(max_tokens=7, **fields)))
+        assert int(got["content-length"]) == len(content)
+        assert ("error" if fields else "choices") in json.loads(content)
+        await until(lambda: is_idle(edge))
 
 
 class TestPace:

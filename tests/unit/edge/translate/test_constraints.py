@@ -145,6 +145,31 @@ def test_formats_that_nobody_knows_are_annotations() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, ["0", "-7", "9" * 18, "-1" + "0" * 18], ["1" * 20, "1.5"]),
+        ({"type": ["integer", "null"]}, ["null", "12"], ["1" * 20]),
+        ({"type": "integer", "minimum": 3}, ["3", "9" * 18], ["2", "1" * 20]),
+        ({"type": "integer", "exclusiveMaximum": 3}, ["2", "-" + "9" * 18], ["3", "-" + "1" * 20]),
+        ({"type": "integer", "multipleOf": 7}, ["7", "14"], ["8"]),
+        ({"type": "integer", "enum": [5, 7]}, ["5", "7"], ["6"]),
+        (
+            {"type": "object", "properties": {"type": {"type": "integer"}}},
+            ['{"type":7}'],
+            ['{"type":' + "1" * 20 + "}"],
+        ),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["7", '"a"'], ["1" * 20]),
+        ({"type": "string"}, ['"' + "1" * 30 + '"'], ["1"]),
+    ],
+    ids=str,
+)
+def test_no_integer_goes_on_without_end(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = grammar_of(schema)
+    assert [accepts(grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammar, text) for text in bad] == [False] * len(bad)
+
+
 STRUCTURED: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "[ab]{2}"}, "ab", "abc"),
     ({"regex": "^a/b$"}, "a/b", "a"),
