@@ -20,6 +20,7 @@ from common.errors import InvalidRequest
 from common.events import Grammar
 from common.grammar_words import is_too_large, plain
 from common.tokenization.control_tokens import isolated
+from engine_worker.sampling.number_ends import MAX_DIGITS, DigitTokens, digits_at_the_end
 from engine_worker.sampling.transfer import to_device
 from engine_worker.sequence import Sequence
 from engine_worker.step import RequestAtFault
@@ -38,7 +39,9 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(
             _without_spelled_control_tokens(tokenizer_json), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
         )
+        self._eos_token_ids = eos_token_ids
         self._num_words = -(-self._tokenizer.vocab_size // 32)
+        self._digits: DigitTokens | None = None  # from the first grammar with numbers on
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -53,7 +56,9 @@ class GrammarCompiler:
         """A matcher that stands after the output tokens of ``sequence``. Raises `InvalidRequest` as `compile` does."""
         assert sequence.sampling.grammar is not None, sequence
         prototype = self._prototype(sequence.sampling.grammar)
-        return GrammarMatcher(prototype.deep_copy(), sequence, self._num_words)
+        mask = np.zeros(self._num_words, dtype=np.int32)
+        digits = self._digits if _has_numbers(sequence.sampling.grammar) else None
+        return GrammarMatcher(prototype.deep_copy(), sequence, mask, self._tokenizer, digits)
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
         key = (grammar.kind, grammar.source)
@@ -65,6 +70,8 @@ class GrammarCompiler:
         if matcher.is_error():
             raise InvalidRequest(f"{_named(grammar)}: {plain(matcher.get_error())}", param=_param(grammar))
         with self._lock:
+            if self._digits is None and _has_numbers(grammar):
+                self._digits = DigitTokens(self._tokenizer, self._eos_token_ids)
             self._compiled[key] = matcher
             if len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)
@@ -81,11 +88,22 @@ class GrammarCompiler:
 class GrammarMatcher:
     """Where one sequence stands in its grammar. Used by the engine thread alone."""
 
-    def __init__(self, matcher: LLMatcher, sequence: Sequence, num_words: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        sequence: Sequence,
+        mask: np.ndarray,
+        tokenizer: LLTokenizer,
+        digits: DigitTokens | None,
+    ) -> None:
+        """``mask``: int32, room for one bit a token. ``digits``: given where the text may have numbers in JSON."""
         self._matcher = matcher
         self._sequence = sequence
         self._num_consumed = 0
-        self._mask = np.zeros(num_words, dtype=np.int32)
+        self._mask = mask
+        self._tokenizer = tokenizer
+        self._digits = digits
+        self._num_digits = 0  # those that the output ends with
 
     def mask(self, row: Tensor) -> str | None:
         """Set what may not come next to -inf in ``row``, fp32 [V]; at the end of the grammar only EOS is left.
@@ -99,9 +117,12 @@ class GrammarMatcher:
             if self._matcher.is_stopped():  # a request that ignores EOS goes on with it
                 break
             self._matcher.consume_token(token)
+            self._num_digits = digits_at_the_end(self._tokenizer.decode_bytes([token]), self._num_digits)
         _fill_mask(self._matcher, self._mask)
         if self._matcher.is_error():
             return self._fault()
+        if self._digits is not None and self._num_digits >= MAX_DIGITS:
+            self._digits.stop(self._mask)
         forbidden = np.unpackbits(~self._mask.view(np.uint8), bitorder="little")[: len(row)]
         row.masked_fill_(to_device(forbidden.view(np.bool_), row.device), float("-inf"))
         return None
@@ -135,6 +156,11 @@ def _without_spelled_control_tokens(tokenizer_json: bytes) -> str:
 def _fill_mask(matcher: LLMatcher, mask: np.ndarray) -> None:
     """One bit a token, 1 = allowed, lowest bit first."""
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+
+def _has_numbers(grammar: Grammar) -> bool:
+    """Whether it describes JSON, as a whole or in a part."""
+    return grammar.kind == "json_schema" or (grammar.kind == "lark" and "%json" in grammar.source)
 
 
 def _source(grammar: Grammar) -> str:
