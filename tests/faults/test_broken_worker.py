@@ -22,7 +22,7 @@ from tests.faults.features import Feature
 from tests.faults.test_failover_matrix import LONG, Scene, mid_decode, owners
 from tests.faults.traffic import undisturbed
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 STUCK_S = 2.0
 ASKED = [LONG, Feature("beside", fields={"temperature": 1.0, "max_tokens": 3000, "seed": 9})]
 
@@ -45,6 +45,14 @@ def small_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     group.rmdir()
 
 
+def is_fenced(worker: Process) -> bool:
+    """False also of one that ends just now."""
+    try:
+        return worker.metric("headrace_worker_fenced_total") > 0
+    except OSError:
+        return False
+
+
 async def break_once(deploy: Deploy, monkeypatch: pytest.MonkeyPatch, how: str, **worker: object) -> Process:
     """Two requests from their beginning, over the break, to their end, and everything audited; who broke."""
     monkeypatch.setenv(HOW, how)
@@ -59,7 +67,7 @@ async def break_once(deploy: Deploy, monkeypatch: pytest.MonkeyPatch, how: str, 
     hit = {names[0] for names in all_owners if len(names) == 2}
     assert len(hit) == 1, all_owners
     victim = deployment.worker(hit.pop())
-    await deployment.until(lambda: not victim.is_running or victim.metric("headrace_worker_fenced_total"))
+    await deployment.until(lambda: not victim.is_running or is_fenced(victim))
     if not victim.is_running:
         deployment.remove(victim)
     assert (await audit(deployment, scene.transcripts, expected)).wrong == []
@@ -114,11 +122,11 @@ async def test_a_worker_that_was_only_slow_goes_on_and_nothing_is_held_against_i
         events = await scene.until(transcript, lambda events: len(owners(events)) == 2)
         (deployment.directory / GO_ON).touch()
         victim = deployment.worker(owners(events)[0])
-        await deployment.until(lambda: victim.metric("headrace_worker_stalls_total") == 2)
+        await deployment.until(lambda: victim.metric("headrace_worker_stalls_total") >= 2)
         assert "it was slow, not stuck" in victim.log.read_text()
         await deployment.until(victim.is_ready)
         await scene.finish()
-        await deployment.until(lambda: victim.metric("headrace_worker_fenced_total") == 1)
+        await deployment.until(lambda: is_fenced(victim))
         assert (await deployment.reading.status(transcript.request_id)).attempts == 0
     assert victim.is_running
     assert (await audit(deployment, scene.transcripts, expected)).wrong == []

@@ -58,6 +58,7 @@ async def test_a_request_that_comes_between_two_workers_is_served_by_the_second(
     await worker.leave()
     await alone(edge)
     assert split(await get(edge, "/ready"))[0] == 200
+    assert b'"letters"' in await get(edge, "/v1/models")
     request = asyncio.ensure_future(post(edge, CHAT, body(max_tokens=5)))
     await until(lambda: edge.services.occupancy.generations)
     second = await ScriptedWorker(redis_settings, name="second").start()
