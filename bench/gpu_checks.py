@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
-from engine_worker.kernels.attention_torch import TorchKvCache
+from engine_worker.kernels.attention_torch import PagedHeads, TorchKvCache
 from engine_worker.kernels.gpu.matmul import matmul
 from engine_worker.kernels.gpu.paged_attention import CHUNK, paged_attention
 from engine_worker.kernels.ops import Activation, AttentionMetadata, AttentionShape, DenseWeight
@@ -184,9 +184,8 @@ def _attention_checks(
     """rope_write_kv, then attention over what it wrote; with a norm per head where heads are few."""
     meta, num_blocks = ragged(batch, block_size, device)
     qkv, cache = _inputs(dtype, block_size, shape, num_blocks, len(meta.positions), device)
-    plain_cache = TorchKvCache(
-        [cache.keys[0].float()], [cache.values[0].float()], num_blocks=num_blocks, block_size=block_size
-    )
+    keys, values = (PagedHeads(heads.float(), None) for heads in (cache.keys[0], cache.values[0]))
+    plain_cache = TorchKvCache([keys], [values], num_blocks=num_blocks, block_size=block_size)
     ours, plain = TritonOps(dtype, device), TorchOps(torch.float32, device)
     angles = torch.arange(meta.max_seq_len)[:, None] / 1e4 ** (torch.arange(0, shape.head_size, 2) / shape.head_size)
     cos_sin = torch.cat([angles.cos(), angles.sin()], 1).to(device)
@@ -197,8 +196,8 @@ def _attention_checks(
     ours.rope_write_kv(qkv, cos_sin, cache, 0, meta, shape, *norms)
     plain.rope_write_kv(want_qkv, cos_sin, plain_cache, 0, meta, shape, *norms)
     yield _check(f"rope {name}", dtype, qkv, want_qkv)
-    yield _check(f"keys written {name}", dtype, cache.keys[0], plain_cache.keys[0])
-    yield _check(f"values written {name}", dtype, cache.values[0], plain_cache.values[0])
+    yield _check(f"keys written {name}", dtype, cache.keys[0], keys.stored)
+    yield _check(f"values written {name}", dtype, cache.values[0], values.stored)
     got, want = ours.attention(qkv, cache, 0, meta, shape), plain.attention(want_qkv, plain_cache, 0, meta, shape)
     yield _check(f"attention {name}", dtype, got, want)
 

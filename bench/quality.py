@@ -1,12 +1,12 @@
 """What a weight format costs in quality: perplexity, and agreement with fp32, through the engine itself.
 
-    python -m bench.quality [--model demo] [--modes fp32,bf16,int8,int4] [--text FILE] [--json FILE]
+    python -m bench.quality [--model demo] [--modes fp32,bf16,int8,int4,int4+kv8] [--text FILE] [--json FILE]
 
 One text is scored by prompt log probabilities: perplexity, how often the most likely next token is that of fp32, and
 how far the text's own log probabilities move. Then a few of its beginnings are continued greedily: how many tokens
 agree with fp32 before the first difference. One short text finds what is broken; it does not rank formats that are
 close to each other. Where the model file is quantised already, every mode starts from these rounded weights: then the
-rows show what computing costs, not what the first rounding did.
+rows show what computing costs, not what the first rounding did. +kv8: keys and values are kept as int8.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ _BEGINNING: Final = 24  # tokens
 
 _Dtype = Literal["auto", "float32", "bfloat16"]
 _Format = Literal["auto", "none", "int8", "int4"]
-MODES: Final[dict[str, tuple[_Dtype, _Format]]] = {
-    "fp32": ("float32", "none"),
-    "bf16": ("bfloat16", "none"),
-    "int8": ("auto", "int8"),
-    "int4": ("auto", "int4"),
+_KvDtype = Literal["auto", "bfloat16", "int8"]
+MODES: Final[dict[str, tuple[_Dtype, _Format, _KvDtype]]] = {
+    "fp32": ("float32", "none", "auto"),
+    "fp32+kv8": ("float32", "none", "int8"),
+    "bf16": ("bfloat16", "none", "bfloat16"),
+    "bf16+kv8": ("bfloat16", "none", "int8"),
+    "int8": ("bfloat16", "int8", "bfloat16"),
+    "int8+kv8": ("bfloat16", "int8", "int8"),
+    "int4": ("bfloat16", "int4", "bfloat16"),
+    "int4+kv8": ("bfloat16", "int4", "int8"),
 }
 REFERENCE: Final = "fp32"
 
@@ -68,10 +73,16 @@ class Quality:
 
 def score(model: str, mode: str, text: str, backend: Literal["native", "torch"]) -> Scores:
     """Load ``model`` in ``mode`` and ask it. The model is gone again when this returns."""
-    dtype, quantization = MODES[mode]
+    dtype, quantization, kv_cache_dtype = MODES[mode]
     parts = load_engine(
         EngineSettings(
-            ModelSettings(model=model, dtype=dtype, quantization=quantization, max_model_len=2048),
+            ModelSettings(
+                model=model,
+                dtype=dtype,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                max_model_len=2048,
+            ),
             ComputeSettings(backend=backend),
             SchedulerSettings(max_num_seqs=16),
             KvCacheSettings(kv_cache_memory_bytes=512 << 20),

@@ -35,6 +35,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     architecture: str = ""
     dtype: str = ""
     quantization: str = ""
+    kv_cache_dtype: str = ""
     kv_cache_tokens: int = 0  # capacity of one worker
     max_num_seqs: int = 0
     block_size: int = 0

@@ -122,7 +122,12 @@ class ModelSettings(Settings):
         "auto", description="Which weight files of a model directory are read."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Activations and the KV cache; auto: bfloat16 where the CPU computes in it."
+        "auto", description="Activations; auto: bfloat16 where the CPU computes in it."
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = Field(
+        "auto",
+        description="Keys and values. int8: a byte each and one scale a token and KV head, so that twice as many "
+        "tokens fit; on the CPU, for models that our own decoder computes. auto: as dtype.",
     )
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",

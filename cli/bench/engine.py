@@ -132,8 +132,9 @@ def engine_settings(loaded: Loaded) -> EngineSettings:
 def describe(model: LoadedModel) -> str:
     facts = model_facts(model)
     return (
-        f"{facts['name']}: {facts['dtype']}, quantization {facts['quantization']}, backend {facts['backend']}, "
-        f"{facts['threads']} threads, {facts['weight_mb']:.0f} MB of weights, loaded in {facts['load_s']:.1f} s"
+        f"{facts['name']}: {facts['dtype']}, quantization {facts['quantization']}, KV cache {facts['kv_cache_dtype']}, "
+        f"backend {facts['backend']}, {facts['threads']} threads, {facts['weight_mb']:.0f} MB of weights, loaded in "
+        f"{facts['load_s']:.1f} s"
     )
 
 
@@ -143,6 +144,7 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
         "name": model.served_names[0],
         "dtype": model.dtype,
         "quantization": model.quantization,
+        "kv_cache_dtype": model.kv_cache_dtype,
         "backend": model.backend,
         "threads": torch.get_num_threads(),
         "weight_mb": model.weight_bytes / 1e6,

@@ -41,7 +41,6 @@ from engine_worker.assembly import EngineSettings, assemble
 from engine_worker.config import SchedulerSettings
 from engine_worker.engine import Engine
 from engine_worker.handoff import Commands, StepReports
-from engine_worker.kernels.ops import KvCache
 from engine_worker.output_stage import OutputStage
 from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumer
@@ -271,14 +270,16 @@ def _row(
     )
 
 
-def _fill(cache: KvCache) -> None:
+def _fill(cache: Any) -> None:
     """Memory that was never written to is one page of zeros, which reads faster than a cache."""
-    parts: Any = cache  # a dataclass of the operators' own, with its tensors in fields or in lists
-    for field in dataclasses.fields(parts):
-        value = getattr(parts, field.name)
-        for memory in value if isinstance(value, list) else [value]:
+    # A dataclass of the operators' own, with its tensors in fields, in lists, or in such again.
+    for field in dataclasses.fields(cache):
+        value = getattr(cache, field.name)
+        for memory in value if isinstance(value, list | tuple) else [value]:
             if isinstance(memory, Tensor):
-                memory.fill_(_NOISE if memory.dtype is torch.uint8 else 0.01)
+                memory.fill_(_NOISE if memory.dtype in (torch.uint8, torch.int8) else 0.01)
+            elif dataclasses.is_dataclass(memory):
+                _fill(memory)
 
 
 def _check_fits(settings: BenchStepSettings, model: LoadedModel) -> None:

@@ -13,21 +13,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine_worker.kernels.kv_quantization import dequantize_heads, quantize_heads
 from engine_worker.kernels.ops import AttentionMetadata, AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class PagedHeads:
+    """The keys, or the values, of one layer."""
+
+    stored: Tensor  # [num_blocks, block_size, KH, HD], activation dtype or int8
+    scales: Tensor | None  # of int8: bf16 [num_blocks, block_size, KH]
+
+    def write(self, slots: Tensor, heads: Tensor) -> None:
+        """heads: [T, KH, HD], to the slots [T]."""
+        if self.scales is not None:
+            heads, scales = quantize_heads(heads)
+            self.scales.flatten(0, 1)[slots] = scales
+        self.stored.flatten(0, 1)[slots] = heads
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """[..., block_size, KH, HD] for blocks [...]; int8 becomes fp32."""
+        return (
+            self.stored[blocks] if self.scales is None else dequantize_heads(self.stored[blocks], self.scales[blocks])
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TorchKvCache:
     """Keys and values of each layer, block after block."""
 
-    keys: list[Tensor]  # per layer: activation dtype [num_blocks, block_size, KH, HD]
-    values: list[Tensor]
+    keys: list[PagedHeads]
+    values: list[PagedHeads]
     num_blocks: int
     block_size: int
 
+    def tensors(self) -> list[Tensor]:
+        """All of the memory; block is the first dimension."""
+        layers = (*self.keys, *self.values)
+        return [part for layer in layers for part in (layer.stored, layer.scales) if part is not None]
+
     def clear(self, blocks: Sequence[int]) -> None:
-        for layer in (*self.keys, *self.values):
-            layer[list(blocks)] = 0
+        for part in self.tensors():
+            part[list(blocks)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +135,7 @@ def _plan_prefill(
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, shape: AttentionShape, out: Tensor
+    q: Tensor, keys: PagedHeads, values: PagedHeads, plan: AttentionPlan, shape: AttentionShape, out: Tensor
 ) -> None:
     """q, out: [T, H, HD]; keys, values: one layer's cache. Writes every row of ``out``."""
     if plan.decodes is not None:
@@ -118,22 +145,22 @@ def paged_attention(
 
 
 def _attend_decodes(
-    q: Tensor, keys: Tensor, values: Tensor, item: _Decodes, shape: AttentionShape, out: Tensor
+    q: Tensor, keys: PagedHeads, values: PagedHeads, item: _Decodes, shape: AttentionShape, out: Tensor
 ) -> None:
     num_rows = item.tokens.shape[0]
-    k = keys[item.blocks].flatten(1, 2).transpose(1, 2)  # [B, KH, n, HD]
-    v = values[item.blocks].flatten(1, 2).transpose(1, 2)
+    k = keys.read(item.blocks).flatten(1, 2).transpose(1, 2)  # [B, KH, n, HD]
+    v = values.read(item.blocks).flatten(1, 2).transpose(1, 2)
     # The query heads of a group stand as query rows: keys and values are passed over once and not repeated.
     grouped = q[item.tokens].view(num_rows, shape.num_kv_heads, -1, shape.head_size)
     attended = _attend(grouped, k, v, item.mask, shape)
-    out[item.tokens] = attended.reshape(num_rows, shape.num_heads, shape.head_size)
+    out[item.tokens] = attended.reshape(num_rows, shape.num_heads, shape.head_size).to(out.dtype)
 
 
 def _attend_prefill(
-    q: Tensor, keys: Tensor, values: Tensor, item: _Prefill, shape: AttentionShape, out: Tensor
+    q: Tensor, keys: PagedHeads, values: PagedHeads, item: _Prefill, shape: AttentionShape, out: Tensor
 ) -> None:
-    k = keys[item.blocks].flatten(0, 1)[: item.num_keys].transpose(0, 1)  # [KH, n, HD]
-    v = values[item.blocks].flatten(0, 1)[: item.num_keys].transpose(0, 1)
+    k = keys.read(item.blocks).flatten(0, 1)[: item.num_keys].transpose(0, 1)  # [KH, n, HD]
+    v = values.read(item.blocks).flatten(0, 1)[: item.num_keys].transpose(0, 1)
     rows = slice(item.first_token, item.first_token + item.num_tokens)
     attended = _attend(q[rows].transpose(0, 1)[None], k[None], v[None], item.mask, shape)
     out[rows] = attended[0].transpose(0, 1)
@@ -141,6 +168,7 @@ def _attend_prefill(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape) -> Tensor:
     """q: [B, Hq, Q, HD]; k, v: [B, KH, n, HD] with Hq a multiple of KH; mask None = causal, Q = n."""
+    q = q.to(k.dtype)
     has_groups = q.shape[1] != k.shape[1]
     if shape.soft_cap is None:
         return functional.scaled_dot_product_attention(

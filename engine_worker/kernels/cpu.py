@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine_worker.kernels import packing
 from engine_worker.kernels.build import BuildSettings, choose_target, load
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.memory import Arena, map_bytes
 from engine_worker.kernels.native_layers import GATED, NativeLayers, native_layers
 from engine_worker.kernels.native_types import (
@@ -39,6 +40,7 @@ from engine_worker.kernels.packing import GROUP, WeightFormat
 from engine_worker.kernels.team_size import TeamSize
 
 MAX_HEAD_SIZE: Final = 256
+SCALE_BYTES: Final = 2  # of a token's int8 keys or values of one head
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,9 @@ class CpuOps:
     """Native kernels for weights of one format; see `engine_worker.kernels.ops.Ops` for the operators.
 
     ``weight_format``: "auto" (dense weights as bf16, quantised ones as they are), "bf16", "int8", "int4" (dense weights
-    are quantised; quantised ones keep their bits), or "fp32": everything fp32, the KV cache too. Activations are bf16,
-    or fp32 with "fp32". ``num_threads`` is the most that is used, torch's number by default. Raises KernelsUnavailable
-    if this machine cannot run the kernels.
+    are quantised; quantised ones keep their bits), or "fp32": everything fp32. Activations are bf16, or fp32 with
+    "fp32". ``kv_format``: keys and values as the activations, or int8. ``num_threads``: the most that are used, by
+    default torch's number. Raises KernelsUnavailable if this machine cannot run the kernels.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class CpuOps:
         *,
         num_threads: int | None = None,
         build: BuildSettings | None = None,
+        kv_format: KvFormat = "activations",
     ) -> None:
         self.weight_format = weight_format
+        self.kv_format: KvFormat = kv_format
         self.activation_dtype = torch.float32 if weight_format == "fp32" else torch.bfloat16
         self._is_bf16 = int(weight_format != "fp32")
         self._threads = num_threads or torch.get_num_threads()  # of the next call; chosen anew by run_layers
@@ -202,8 +206,13 @@ class CpuOps:
             raise ValueError(f"the native kernels need a block size that is a multiple of {GROUP}, not {block_size}")
         if head_size % 2 or not 0 < head_size <= MAX_HEAD_SIZE:
             raise ValueError(f"the native kernels need an even head size up to {MAX_HEAD_SIZE}, not {head_size}")
-        per_column = block_size * num_kv_heads * self.activation_dtype.itemsize
-        return per_column * head_size, per_column * -(-head_size // GROUP) * GROUP
+        if self.kv_format == "int8" and head_size % 4:
+            raise ValueError(f"int8 keys and values need a head size that is a multiple of 4, not {head_size}")
+        is_int8 = self.kv_format == "int8"
+        of_value, of_token = (1, SCALE_BYTES) if is_int8 else (self.activation_dtype.itemsize, 0)
+        tokens = block_size * num_kv_heads
+        padded = -(-head_size // GROUP) * GROUP
+        return tokens * (head_size * of_value + of_token), tokens * (padded * of_value + of_token)
 
     def rope_write_kv(
         self,
@@ -249,7 +258,7 @@ class CpuOps:
     # ------------------------------------------------------------ whole layers
 
     def pack_layers(self, layers: Sequence[DecoderLayer]) -> NativeLayers:
-        return native_layers(layers)
+        return native_layers(layers, self.kv_format)
 
     def run_layers(self, x: Tensor, layers: NativeLayers, cache: KvCache, meta: AttentionMetadata) -> None:
         assert isinstance(cache, CpuKvCache)
@@ -294,7 +303,7 @@ class CpuOps:
         key = (id(shape), cache.block_size)
         known = self._shapes.get(key)
         if known is None:
-            known = self._shapes[key] = (shape, ShapeStruct.of(shape, cache.block_size))
+            known = self._shapes[key] = (shape, ShapeStruct.of(shape, cache.block_size, self.kv_format))
         return ADDRESS(known[1])
 
     def _rope_address(self, cos_sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.native_types import Epilogue, LayerStruct, RopeStruct, ShapeStruct, f32_address
 from engine_worker.kernels.ops import Activation, DecoderLayer
 
@@ -35,11 +36,11 @@ class NativeLayers:
             self.block_size = block_size
 
 
-def native_layers(layers: Sequence[DecoderLayer]) -> NativeLayers:
+def native_layers(layers: Sequence[DecoderLayer], kv_format: KvFormat) -> NativeLayers:
     """Raises ValueError if the layers differ in their sizes, or a norm or the rotary table is not contiguous fp32."""
     if len({_sizes(layer) for layer in layers}) != 1:
         raise ValueError("the layers must be alike in their sizes")
-    structs = (LayerStruct * len(layers))(*(_layer_struct(layer) for layer in layers))
+    structs = (LayerStruct * len(layers))(*(_layer_struct(layer, kv_format) for layer in layers))
     return NativeLayers(structs, tuple(layers))
 
 
@@ -49,12 +50,12 @@ def _sizes(layer: DecoderLayer) -> tuple[int, ...]:
     return (shape.num_heads, shape.num_kv_heads, shape.head_size, *(size for w in linears for size in (w.n, w.k)))
 
 
-def _layer_struct(layer: DecoderLayer) -> LayerStruct:
+def _layer_struct(layer: DecoderLayer, kv_format: KvFormat) -> LayerStruct:
     rope = RopeStruct(
         f32_address(layer.cos_sin), layer.cos_sin.shape[1], _norm(layer.q_norm), _norm(layer.k_norm), layer.norm_eps
     )
     return LayerStruct(
-        ShapeStruct.of(layer.shape, 0),
+        ShapeStruct.of(layer.shape, 0, kv_format),
         rope,
         *(linear.storage.address for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
         _norm(layer.attention_norm),

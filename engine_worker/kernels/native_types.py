@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.ops import AttentionMetadata, AttentionShape
 
 ADDRESS: Final = ctypes.addressof
@@ -43,12 +44,13 @@ class ShapeStruct(ctypes.Structure):
         ("head_size", I64),
         ("block_size", I64),
         ("window", I64),
+        ("is_int8", I64),
         ("scale", F32),
         ("cap", F32),
     )
 
     @classmethod
-    def of(cls, shape: AttentionShape, block_size: int) -> Self:
+    def of(cls, shape: AttentionShape, block_size: int, kv_format: KvFormat) -> Self:
         if shape.num_heads % shape.num_kv_heads:
             raise ValueError(f"{shape.num_heads} heads are not a multiple of {shape.num_kv_heads} KV heads")
         return cls(
@@ -57,6 +59,7 @@ class ShapeStruct(ctypes.Structure):
             shape.head_size,
             block_size,
             shape.sliding_window or 0,
+            int(kv_format == "int8"),
             shape.scale,
             shape.soft_cap or 0.0,
         )

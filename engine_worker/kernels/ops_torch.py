@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine_worker.kernels.attention_torch import AttentionPlan, TorchKvCache, paged_attention, plan_attention
+from engine_worker.kernels.attention_torch import (
+    AttentionPlan,
+    PagedHeads,
+    TorchKvCache,
+    paged_attention,
+    plan_attention,
+)
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.ops import (
     Activation,
     AttentionMetadata,
@@ -33,12 +40,15 @@ class TorchOps:
     rows of a decode step.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", *, kv_format: KvFormat = "activations"
+    ) -> None:
         """Raises ValueError for a dtype other than float32 and bfloat16."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"activations are float32 or bfloat16, not {dtype}")
         self.activation_dtype = dtype
         self.device = torch.device(device)
+        self.kv_format: KvFormat = kv_format
         self._uses_onednn = self.device.type == "cpu" and _onednn_serves(dtype)
         self._planned_for: AttentionMetadata | None = None
         self._plans: dict[int | None, AttentionPlan] = {}
@@ -97,11 +107,20 @@ class TorchOps:
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
     ) -> TorchKvCache:
         shape = (num_blocks, block_size, num_kv_heads, head_size)
-        both = [torch.zeros(shape, dtype=self.activation_dtype, device=self.device) for _ in range(2 * num_layers)]
+        both = [self._paged_heads(shape) for _ in range(2 * num_layers)]
         return TorchKvCache(both[:num_layers], both[num_layers:], num_blocks, block_size)
 
+    def _paged_heads(self, shape: tuple[int, ...]) -> PagedHeads:
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        if self.kv_format == "int8":
+            return PagedHeads(zeros(shape, torch.int8), zeros(shape[:-1], torch.bfloat16))
+        return PagedHeads(zeros(shape, self.activation_dtype), None)
+
     def kv_bytes_per_block(self, num_layers: int, block_size: int, num_kv_heads: int, head_size: int) -> int:
-        return 2 * num_layers * block_size * num_kv_heads * head_size * self.activation_dtype.itemsize
+        of_head = head_size * self.activation_dtype.itemsize if self.kv_format == "activations" else head_size + 2
+        return 2 * num_layers * block_size * num_kv_heads * of_head
 
     def rope_write_kv(
         self,
@@ -125,8 +144,8 @@ class TorchOps:
             k.copy_(self.norm(k.float(), k_norm, norm_eps))
         _rotate(heads[:, : num_q + num_kv], cos_sin[meta.positions][:, None])
         slots = meta.slot_mapping
-        cache.keys[layer].view(-1, num_kv, shape.head_size)[slots] = k
-        cache.values[layer].view(-1, num_kv, shape.head_size)[slots] = v
+        cache.keys[layer].write(slots, k)
+        cache.values[layer].write(slots, v)
 
     def attention(
         self, qkv: Tensor, cache: KvCache, layer: int, meta: AttentionMetadata, shape: AttentionShape

@@ -63,7 +63,7 @@ def build_native(
 ) -> BuiltModel:
     """Our own decoder. Raises as `loading.load_engine_model` does."""
     max_model_len = model_length(config, model.max_model_len)
-    backend = choose_backend(compute, model.dtype, config)
+    backend = choose_backend(compute, model.dtype, config, model.kv_cache_dtype)
     quantization = _quantization(model, files.checkpoint)
     keeps_groups = backend.name == "native" and backend.dtype is torch.bfloat16
     num_bytes = weight_bytes(config, quantization if keeps_groups else "none", backend.dtype)
@@ -79,9 +79,13 @@ def build_native(
 
 
 def _numerics(backend: Backend) -> tuple[str, ...]:
-    if backend.name == "triton" and backend.is_batch_invariant:
-        return ("fixed order",)
-    return (backend.target,) if backend.target == "avx2" else ()  # avx512 came first: its fingerprints name no target
+    """Beside the dtype. What came first has no name here, so that fingerprints stay what they were."""
+    parts = (
+        ("fixed order", backend.name == "triton" and backend.is_batch_invariant),
+        ("avx2", backend.target == "avx2"),
+        ("kv int8", backend.kv_format == "int8"),
+    )
+    return tuple(name for name, holds in parts if holds)
 
 
 def build_transformers(model: ModelSettings, compute: ComputeSettings, files: ModelFiles) -> BuiltModel:
@@ -93,7 +97,13 @@ def build_transformers(model: ModelSettings, compute: ComputeSettings, files: Mo
             "promise the same logits in any batch",
             param="deterministic",
         )
-    backend = choose_backend(compute, model.dtype, None)
+    if model.kv_cache_dtype == "int8":
+        raise ConfigError(
+            "kv_cache_dtype int8 cannot be used: transformers computes this model, over keys and values in the model's "
+            "dtype; use auto",
+            param="kv_cache_dtype",
+        )
+    backend = choose_backend(compute, model.dtype, None, model.kv_cache_dtype)
     num_bytes = _stored_bytes(files, backend.dtype)
     _check_memory(num_bytes, backend.device)
     loaded = load_model(files.directory, backend.dtype, backend.device, model.max_model_len)

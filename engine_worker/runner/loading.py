@@ -48,6 +48,7 @@ class LoadedModel:
     generation_defaults: GenerationDefaults
     architecture: str
     dtype: str  # float32 | bfloat16
+    kv_cache_dtype: str  # float32 | bfloat16 | int8
     quantization: Quantization
     backend: str  # native | triton | torch
     native_target: str  # avx512 | avx2, on the native backend; else empty
@@ -94,6 +95,7 @@ def load_engine_model(model: ModelSettings, compute: ComputeSettings) -> LoadedM
         generation_defaults=_generation_defaults(files.generation_config),
         architecture=shape.architecture,
         dtype=backend.dtype_name,
+        kv_cache_dtype=backend.kv_cache_dtype,
         quantization=built.quantization,
         backend=backend.name,
         native_target=backend.target or "",

@@ -40,6 +40,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "bf16, KV int8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int4, KV int8": {"quantization": "int4", "kv_cache_dtype": "int8"},
 }
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},

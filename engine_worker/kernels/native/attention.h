@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "attention_tile.h"
+#include "attention_bytes.h"
 
 namespace headrace {
 
@@ -95,18 +95,18 @@ static Coming coming_chunk(const Item& it, long chunk, const Shape& s, const Ste
   return {table_of(step, it.sequence), it.head, first_group, std::min<long>(end, (chunk + 1) * (CHUNK / GROUP)) - first_group};
 }
 // To be followed by a sync, if anything reads the result.
-template <class C, class T = typename C::Value>
+template <class T, class C>
 static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape& s, const Step& step, const C& c, T* out) {
   const long G = s.heads / s.kv_heads, ld = (s.heads + 2 * s.kv_heads) * s.head_size, width = c.padded_head;
   alignas(64) float sum_o[MAX_ROWS * MAX_HEAD], tmp_o[MAX_ROWS * MAX_HEAD];
-  alignas(64) T q[MAX_ROWS * MAX_HEAD], room[C::EXPANDS ? 2 * CHUNK * MAX_HEAD : 1];
+  Query<C> q;
   Part sum, tmp;
   sum.o = sum_o, tmp.o = tmp_o;
   const std::vector<Item>& items = a.schedule.items;
   const long n = (long)items.size();
   team.each_ahead(n, [&](long i, long then) {
     const Item& it = items[i];
-    Tile<C> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, {}, {}, room, {}, {}};
+    Tile<C> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, {}, {}};
     const long start = step.query_start[it.sequence], before = tokens_before(step, it.sequence);
     auto coming = [&](int chunk) {
       if (chunk + 1 < it.chunk1) return coming_chunk(it, chunk + 1, s, step);
@@ -114,7 +114,7 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
     };
     for (int r = 0; r < it.rows; r++) {
       const long row = it.row0 + r, token = row / G;
-      memcpy(q + r * s.head_size, qkv + (start + token) * ld + (it.head * G + row % G) * s.head_size, s.head_size * sizeof(T));
+      q.load(r, qkv + (start + token) * ld + (it.head * G + row % G) * s.head_size, s.head_size);
       x.see.end[r] = before + token + 1;
       x.see.low[r] = s.window ? std::max<long>(0, x.see.end[r] - s.window) : 0;
     }

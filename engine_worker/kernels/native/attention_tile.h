@@ -7,7 +7,6 @@ namespace headrace {
 static const int CHUNK = 256;     // tokens that share one softmax; chunks count from position 0 and are folded in order
 static const int GROUPS = CHUNK / GROUP;
 static const int MAX_ROWS = 48;   // query rows (token x head of the group) of a tile
-static const int MAX_HEAD = 256;
 
 struct Part {  // of MAX_ROWS rows: maximum, sum of exponentials, weighted values (not yet divided by the sum)
   float m[MAX_ROWS], l[MAX_ROWS];
@@ -21,27 +20,27 @@ struct Coming {  // keys of the chunk to come
   long head, group0, groups;  // 0 groups: nothing comes
 };
 template <class C>
+struct Query {  // rows of a tile, as the product with keys takes them
+  alignas(64) typename C::Value rows[MAX_ROWS * MAX_HEAD];  // [rows][head_size]
+  void load(int r, const typename C::Value* from, long head_size) {
+    memcpy(rows + r * head_size, from, head_size * sizeof(*from));
+  }
+};
+template <class C>
 struct Tile {
   using T = typename C::Value;
-  const T* q;  // [rows][head_size]
+  const Query<C>& q;
   C cache;
   const int32_t* table;
   long head;
   float scale, cap;
   Visible see;
   Coming coming;
-  T* room;  // [2][GROUPS][GROUP * padded_head], if the cache expands what it loads
-  const T *keys[GROUPS], *values[GROUPS];  // of the chunk's groups, as loaded
 
+  T* keys(long group) const { return cache.keys(table[group / cache.groups], head, group % cache.groups); }
+  T* values(long group) const { return cache.values(table[group / cache.groups], head, group % cache.groups); }
   Stored stored_keys(long group) const { return cache.stored_keys(table[group / cache.groups], head, group % cache.groups); }
   Stored stored_values(long group) const { return cache.stored_values(table[group / cache.groups], head, group % cache.groups); }
-  void load_keys(long i, long group) {
-    keys[i] = cache.load_keys(table[group / cache.groups], head, group % cache.groups, room + i * GROUP * cache.padded_head);
-  }
-  void load_values(long i, long group) {
-    T* to = room + (GROUPS + i) * GROUP * cache.padded_head;
-    values[i] = cache.load_values(table[group / cache.groups], head, group % cache.groups, to);
-  }
 };
 // The cache lies in pieces of some KiB at random places, which hardware does not foresee. So what is read a few pieces
 // later is prefetched. At 2 to 4 pieces decode attention took an eighth less CPU time than with the whole chunk to come.
@@ -54,12 +53,12 @@ struct Pieces {
   long group0, groups, wide;
 
   Ahead<1> ahead(long i, long prefetches) const {  // to be spread over so many prefetches
-    const long units = x.cache.padded_head / UNIT, passes = C::EXPANDS ? 1 : (units + wide - 1) / wide;
+    const long units = x.cache.padded_head / UNIT, passes = (units + wide - 1) / wide;
     i += PIECES_AHEAD;
     if (i < groups) return spread(x.stored_keys(group0 + i), 0, 1, 1, prefetches);
     i -= groups;
     if (i < groups * passes) {
-      const long d = C::EXPANDS ? 0 : i / groups * wide, some = C::EXPANDS ? units : std::min(wide, units - d);
+      const long d = i / groups * wide, some = std::min(wide, units - d);
       return spread(x.stored_values(group0 + i % groups), d, some, units, prefetches);
     }
     i -= groups * passes;
@@ -70,7 +69,7 @@ struct Pieces {
   static Ahead<1> spread(Stored at, long from, long some, long of, long prefetches) {
     return {at.p + at.bytes * from / of, at.bytes * some / of / prefetches};
   }
-  Ahead<1> none() const { return {(const char*)x.q, 0}; }
+  Ahead<1> none() const { return {(const char*)x.q.rows, 0}; }
 };
 static void softmax(float* s, long n, float* m, float* l) {
   Vec mx = broadcast(-INFINITY), sum = zero();
@@ -100,36 +99,34 @@ static INLINE void store_scores(const Tile<C>& x, int r0, long t, Vec (&acc)[MR]
       store(&s[i][at + j * LANES], v);
     }
 }
-// Scores over units u .. u + W - 1 of the chunk. The `first` rows of a tile load and prefetch for all.
+// Scores over units u .. u + W - 1 of the chunk. The `first` rows of a tile prefetch for all.
 template <class C, int MR, int W>
-static INLINE void score(Tile<C>& x, const Pieces<C>& pieces, bool first, int r0, long u, float (*s)[CHUNK]) {
+static INLINE void score(const Tile<C>& x, const Pieces<C>& pieces, bool first, int r0, long u, float (*s)[CHUNK]) {
   using T = typename C::Value;
   const C& c = x.cache;
   Vec acc[W][MR][2] = {};
   Tiles<T, W, 1> keys;
   for (int w = 0; w < W; w++) {
     const long g = (u + w) / PANELS, panel = (u + w) % PANELS, prefetches = c.head_size * UNIT * sizeof(T) / 64;
-    if (first && panel == 0) x.load_keys(g, pieces.group0 + g);
-    keys.p[w] = x.keys[g] + panel * UNIT * C::P;
+    keys.p[w] = x.keys(pieces.group0 + g) + panel * UNIT * C::P;
     keys.ahead[w] = (first ? pieces.ahead(g, PANELS * prefetches) : pieces.none()).after(panel * prefetches);
   }
-  multiply<MR>(x.q + r0 * c.head_size, c.head_size, keys, c.head_size, acc);
+  multiply<MR>(x.q.rows + r0 * c.head_size, c.head_size, keys, c.head_size, acc);
   for (int w = 0; w < W; w++)
     store_scores<C, MR>(x, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc[w], s, (u + w) * UNIT);
 }
 // o[rows][UNIT W columns] = p * values, for units d .. d + W - 1
 template <class C, int MR, int W>
-static INLINE void weigh(Tile<C>& x, const Pieces<C>& pieces, bool first, const typename C::Value (*p)[CHUNK], long d, float* o) {
+static INLINE void weigh(const Tile<C>& x, const Pieces<C>& pieces, bool first, const typename C::Value (*p)[CHUNK], long d, float* o) {
   using T = typename C::Value;
   const long tile = GROUP * 32, prefetches = GROUP * UNIT * sizeof(T) / 64;
   Vec acc[W][MR][2] = {};
   for (long g = 0; g < pieces.groups; g++) {
-    if (first && d == 0) x.load_values(g, pieces.group0 + g);
     const Ahead<1> ahead =
         first ? pieces.ahead(pieces.groups * (1 + d / pieces.wide) + g, W * prefetches) : pieces.none();
     Tiles<T, W, 1> values;
     for (int w = 0; w < W; w++) {
-      values.p[w] = x.values[g] + (d + w) / PANELS * tile + (d + w) % PANELS * UNIT * C::P;
+      values.p[w] = x.values(pieces.group0 + g) + (d + w) / PANELS * tile + (d + w) % PANELS * UNIT * C::P;
       values.ahead[w] = ahead.after(w * prefetches);
     }
     multiply<MR>(&p[0][g * GROUP], CHUNK, values, GROUP, acc);
@@ -139,10 +136,10 @@ static INLINE void weigh(Tile<C>& x, const Pieces<C>& pieces, bool first, const 
       for (int j = 0; j < 2; j++) store(o + i * x.cache.padded_head + (d + w) * UNIT + j * LANES, acc[w][i][j]);
 }
 // rows r0 .. r0 + MR - 1 of the tile over groups g0 .. g1 - 1 of the chunk from token t0 on
-template <class C, int MR>
-static void chunk_rows(Tile<C>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
+template <int MR, class C>
+static void chunk_rows(const Tile<C>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
   using T = typename C::Value;
-  constexpr int W = MR <= DENSE_ROWS<T> / 2 ? 2 : 1;
+  constexpr int W = MR <= C::ROWS / 2 ? 2 : 1;
   alignas(64) float s[MR][CHUNK];
   alignas(64) T p[MR][CHUNK];
   const long n = (g1 - g0) * GROUP, token_units = n / UNIT, units = x.cache.padded_head / UNIT;
@@ -158,11 +155,11 @@ static void chunk_rows(Tile<C>& x, int r0, long t0, long g0, long g1, float* m, 
   if (d < units) weigh<C, MR, 1>(x, pieces, first, p, d, o);
 }
 template <class C>
-static void chunk(Tile<C>& x, int rows, long index, Part& out) {
+static void chunk(const Tile<C>& x, int rows, long index, Part& out) {
   const long t0 = index * CHUNK, end = std::min<long>(CHUNK, x.see.end[rows - 1] - t0);
   const long g0 = std::max<long>(0, x.see.low[0] - t0) / GROUP, g1 = (end + GROUP - 1) / GROUP;
-  over_rows<DENSE_ROWS<typename C::Value>>(rows, [&](auto n, long r, long, long) {
-    chunk_rows<C, decltype(n)::value>(x, (int)r, t0, g0, g1, out.m + r, out.l + r, out.o + r * x.cache.padded_head);
+  over_rows<C::ROWS>(rows, [&](auto n, long r, long, long) {
+    chunk_rows<decltype(n)::value>(x, (int)r, t0, g0, g1, out.m + r, out.l + r, out.o + r * x.cache.padded_head);
   });
 }
 // a = a folded with the next chunk b

@@ -68,6 +68,7 @@ static INLINE Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 static INLINE Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 static INLINE Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 static INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+static INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 static INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }  // a b + c
 static INLINE Vec fms(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }  // a b - c
 static INLINE Vec sign_bits() { return _mm256_set1_ps(-0.f); }
@@ -102,6 +103,9 @@ static INLINE Vec or_zero(Choice k, Vec yes) { return _mm256_and_ps(k, yes); }
 static INLINE IntVec rounded(Vec x) { return _mm256_cvtps_epi32(x); }
 static INLINE Vec to_float(IntVec x) { return _mm256_cvtepi32_ps(x); }
 static INLINE IntVec add(IntVec a, IntVec b) { return _mm256_add_epi32(a, b); }
+static INLINE IntVec sub(IntVec a, IntVec b) { return _mm256_sub_epi32(a, b); }
+static INLINE IntVec times_128(IntVec x) { return _mm256_slli_epi32(x, 7); }
+static INLINE IntVec by_128(IntVec x) { return _mm256_srai_epi32(x, 7); }  // rounded down
 static INLINE int reduce_add(IntVec x) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));

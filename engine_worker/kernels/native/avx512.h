@@ -44,6 +44,7 @@ static INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 static INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 static INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 static INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+static INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 static INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }  // a b + c
 static INLINE Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }  // a b - c
 static INLINE Vec abs(Vec x) { return _mm512_abs_ps(x); }
@@ -71,6 +72,9 @@ static INLINE Vec or_zero(Choice k, Vec yes) { return _mm512_maskz_mov_ps(k, yes
 static INLINE IntVec rounded(Vec x) { return _mm512_cvtps_epi32(x); }
 static INLINE Vec to_float(IntVec x) { return _mm512_cvtepi32_ps(x); }
 static INLINE IntVec add(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
+static INLINE IntVec sub(IntVec a, IntVec b) { return _mm512_sub_epi32(a, b); }
+static INLINE IntVec times_128(IntVec x) { return _mm512_slli_epi32(x, 7); }
+static INLINE IntVec by_128(IntVec x) { return _mm512_srai_epi32(x, 7); }  // rounded down
 static INLINE int reduce_add(IntVec x) { return _mm512_reduce_add_epi32(x); }
 static INLINE __m128i sum_of_each(const IntVec (&x)[4]) {  // lane i: the sum of x[i]
   auto both = [](IntVec a, IntVec b) { return add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); };

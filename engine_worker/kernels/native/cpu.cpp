@@ -4,7 +4,7 @@
 // how a prompt was cut into chunks, nor on the number of threads. Therefore: one sum per output in the order of k
 // (microkernels.h), softmax over fixed chunks folded in order (attention.h), and no fast-math.
 //
-// `is_bf16` is the activations' type: bf16, or else fp32. All pointers are to contiguous memory of the caller.
+// `is_bf16` is the activations' type: bf16, or else fp32; keys and values are the same or bytes. All pointers are to contiguous memory of the caller.
 #include <chrono>
 
 #include "layers.h"
@@ -23,16 +23,26 @@ void linear_call(const Input& in, long M, const Linear& w, void* out, long epilo
   const Job<T> job = make_job<T>(linear_scratch, threads, in, M, w, out, epilogue);
   run_team(threads, [&](Team& team) { run(team, job); });
 }
-template <class T>
+template <class Activation, class Kv>
+struct Types {
+  using T = Activation;
+  using C = Kv;
+};
+template <class F>
+auto with_types(int64_t is_bf16, const Shape& s, F f) {
+  if (s.is_int8) return is_bf16 ? f(Types<bf16, ByteCache>{}) : f(Types<float, ByteCache>{});
+  return is_bf16 ? f(Types<bf16, Cache<bf16>>{}) : f(Types<float, Cache<float>>{});
+}
+template <class T, class C>
 void attention_call(const Shape& s, const Step& step, const void* qkv, void* k, void* v, void* out, int threads) {
   AttentionScratch& scratch = attention_scratch;
   plan_attention(scratch, s, step, threads);
-  const Cache<T> cache(k, v, s);
+  const C cache(k, v, s);
   run_team(threads, [&](Team& team) { attention(team, scratch, (const T*)qkv, s, step, cache, (T*)out); });
 }
-template <class T>
+template <class T, class C>
 void rope_call(const Shape& s, const Step& step, const Rope& rope, void* qkv, void* k, void* v, int threads) {
-  const Cache<T> cache(k, v, s);
+  const C cache(k, v, s);
   run_team(step.tokens > 4 ? threads : 1, [&](Team& team) { rope_write(team, (T*)qkv, s, rope, step, cache); });
 }
 
@@ -62,23 +72,30 @@ void headrace_norm(const float* x, const float* weight, float eps, int64_t M, in
 
 void headrace_rope_write(const Shape* s, const Step* step, const Rope* rope, void* qkv, void* k, void* v, int64_t is_bf16,
                          int64_t threads) {
-  if (is_bf16) rope_call<bf16>(*s, *step, *rope, qkv, k, v, (int)threads);
-  else rope_call<float>(*s, *step, *rope, qkv, k, v, (int)threads);
+  with_types(is_bf16, *s, [&](auto of) {
+    using Of = decltype(of);
+    rope_call<typename Of::T, typename Of::C>(*s, *step, *rope, qkv, k, v, (int)threads);
+  });
 }
 
 void headrace_attention(const Shape* s, const Step* step, const void* qkv, void* k, void* v, void* out, int64_t is_bf16,
                         int64_t threads) {
-  if (is_bf16) attention_call<bf16>(*s, *step, qkv, k, v, out, (int)threads);
-  else attention_call<float>(*s, *step, qkv, k, v, out, (int)threads);
+  with_types(is_bf16, *s, [&](auto of) {
+    using Of = decltype(of);
+    attention_call<typename Of::T, typename Of::C>(*s, *step, qkv, k, v, out, (int)threads);
+  });
 }
 
 // All layers of a decoder; x fp32 [tokens][D] is changed in place. K of layer i begins at k + i * kv_stride bytes.
 // Returns the seconds it took: the caller may have to wait for the GIL before it can look at a clock.
 double headrace_layers(const Layer* layers, int64_t num_layers, const Step* step, float* x, void* k, void* v, int64_t kv_stride,
                      int64_t is_bf16, int64_t threads) {
-  const auto call = is_bf16 ? run_layers<bf16> : run_layers<float>;
   const auto start = std::chrono::steady_clock::now();
-  call(layer_scratch, layers, num_layers, *step, x, (char*)k, (char*)v, kv_stride, (int)threads);
+  with_types(is_bf16, layers[0].shape, [&](auto of) {
+    using Of = decltype(of);
+    run_layers<typename Of::T, typename Of::C>(layer_scratch, layers, num_layers, *step, x, (char*)k, (char*)v, kv_stride,
+                                               (int)threads);
+  });
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

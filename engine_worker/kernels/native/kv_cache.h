@@ -1,6 +1,6 @@
 // The paged KV cache, and the rotary embedding with the write into it.
 #pragma once
-#include "microkernels.h"
+#include "bytes.h"
 
 namespace headrace {
 
@@ -9,10 +9,12 @@ namespace headrace {
 //   K  [block][kv head][group][head_size / P][32 tokens][P]
 //   V  [block][kv head][group][padded_head / 32][32 / P token tuples][32 columns][P]
 static const int GROUP = 32;  // tokens of a group
+static const int MAX_HEAD = 256;
 
 struct Shape {  // constant over a layer; same fields and order in cpu.py
   int64_t heads, kv_heads, head_size, block_size;
   int64_t window;  // 0 = none
+  int64_t is_int8;  // keys and values
   float scale, cap;  // cap 0 = none
 };
 struct Step {  // where the tokens stand; see AttentionMetadata
@@ -26,12 +28,11 @@ struct Stored {  // of a piece in memory: the keys or values of one group of tok
   const char* p;
   long bytes;
 };
-// How a cache is read: attention_tile.h asks for a piece's place some time before it is needed, to prefetch it, and loads
-// it once for all rows of a tile: as values that the micro-kernels read.
+// Values are stored as they are computed with.
 template <class T>
 struct Cache {
   using Value = T;
-  static constexpr bool EXPANDS = false;  // stored as it is computed with: nothing is written to a load's `room`
+  static constexpr int ROWS = DENSE_ROWS<T>;  // of a run
   static constexpr long P = std::is_same_v<T, float> ? 1 : 2;
   T *k, *v;
   long kv_heads, head_size, padded_head, groups;  // groups of a block
@@ -48,8 +49,32 @@ struct Cache {
   Stored stored_values(long block, long head, long group) const {
     return {(const char*)values(block, head, group), padded_head * GROUP * (long)sizeof(T)};
   }
-  const T* load_keys(long block, long head, long group, T*) const { return keys(block, head, group); }
-  const T* load_values(long block, long head, long group, T*) const { return values(block, head, group); }
+};
+// Values are bytes, four tokens or k's side by side, and behind the values of a piece stands the scale of each token:
+//   K  [block][kv head][group]{[head_size / 4][32 tokens][4], bf16 [32]}
+//   V  [block][kv head][group]{[padded_head / 32][32 / 4 token quads][32 columns][4], bf16 [32]}
+struct ByteCache {
+  using Value = uint8_t;
+  static constexpr int ROWS = QUANTIZED_ROWS >= 6 ? 6 : 2;  // each is two for the micro-kernel
+  static constexpr long P = 4;
+  uint8_t *k, *v;
+  long kv_heads, head_size, padded_head, groups;
+  ByteCache(void* k_, void* v_, const Shape& s)
+      : k((uint8_t*)k_), v((uint8_t*)v_), kv_heads(s.kv_heads), head_size(s.head_size),
+        padded_head((s.head_size + 31) / 32 * 32), groups(s.block_size / GROUP) {}
+  static constexpr long bytes(long columns) { return GROUP * (columns + (long)sizeof(bf16)); }  // of a piece
+  long piece(long block, long head, long group) const { return (block * kv_heads + head) * groups + group; }
+  uint8_t* keys(long block, long head, long group) const { return k + piece(block, head, group) * bytes(head_size); }
+  uint8_t* values(long block, long head, long group) const { return v + piece(block, head, group) * bytes(padded_head); }
+  bf16* key_scales(uint8_t* keys) const { return (bf16*)(keys + GROUP * head_size); }
+  bf16* value_scales(uint8_t* values) const { return (bf16*)(values + GROUP * padded_head); }
+
+  Stored stored_keys(long block, long head, long group) const {
+    return {(const char*)keys(block, head, group), bytes(head_size)};
+  }
+  Stored stored_values(long block, long head, long group) const {
+    return {(const char*)values(block, head, group), bytes(padded_head)};
+  }
 };
 
 // ---------------------------------------------------------------- rotary + write
@@ -106,7 +131,21 @@ static void write_token(const T* keys, const T* values, const Cache<T>& c, long 
       to[i / 32 * 32 * GROUP + i % 32 * P] = finite(values[h * c.head_size + i]);
   }
 }
-template <class C, class T = typename C::Value>
+template <class T>
+static void write_token(const T* keys, const T* values, const ByteCache& c, long slot) {
+  const long size = c.groups * GROUP, block = slot / size, group = slot % size / GROUP, t = slot % GROUP;
+  uint8_t bytes[MAX_HEAD + LANES];
+  for (long h = 0; h < c.kv_heads; h++) {
+    uint8_t* piece = c.keys(block, h, group);
+    c.key_scales(piece)[t] = to_bytes(keys + h * c.head_size, c.head_size, bytes);
+    for (long i = 0; i < c.head_size; i += 4) memcpy(piece + t * 4 + i * GROUP, bytes + i, 4);
+    piece = c.values(block, h, group);
+    c.value_scales(piece)[t] = to_bytes(values + h * c.head_size, c.head_size, bytes);
+    uint8_t* to = piece + t / 4 * 32 * 4 + t % 4;
+    for (long i = 0; i < c.head_size; i++) to[i / 32 * 32 * GROUP + i % 32 * 4] = bytes[i];
+  }
+}
+template <class T, class C>
 static void rope_write(Team& team, T* qkv, const Shape& s, const Rope& r, const Step& step, const C& c) {
   const long ld = (s.heads + 2 * s.kv_heads) * s.head_size;
   team.each(step.tokens, 4, [&](long m) {

@@ -60,7 +60,7 @@ static void plan_schedules(LayerScratch& s, const Layer* layers, long num_layers
   }
 }
 // x: fp32 [tokens][D], the residual stream, changed in place. K and V of layer i begin at k + i * kv_stride (bytes).
-template <class T>
+template <class T, class C>
 static void run_layers(LayerScratch& s, const Layer* layers, long num_layers, const Step& step, float* x, char* k, char* v,
                        long kv_stride, int threads) {
   const long M = step.tokens, D = layers[0].qkv->k;
@@ -84,7 +84,7 @@ static void run_layers(LayerScratch& s, const Layer* layers, long num_layers, co
     for (long i = 0; i < num_layers; i++) {
       const Layer& l = layers[i];
       const LayerJobs<T> jobs = jobs_of(l);
-      const Cache<T> cache(k + i * kv_stride, v + i * kv_stride, l.shape);
+      const C cache(k + i * kv_stride, v + i * kv_stride, l.shape);
       run(team, jobs.qkv), team.sync();
       rope_write(team, qkv, l.shape, l.rope, step, cache), team.sync();
       attention(team, *s.schedules[i], qkv, l.shape, step, cache, attended), team.sync();

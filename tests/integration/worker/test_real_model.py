@@ -50,16 +50,18 @@ class Client:
         )
 
 
-async def start(fleet: Fleet, name: str) -> None:
+async def start(fleet: Fleet, name: str, kv_cache_dtype: str) -> None:
     fleet.module = "engine_worker"
     flags = ("--model", str(demo_model_dir()), "--served-model-name", "demo", "--metrics-port", "0")
+    flags += ("--kv-cache-dtype", kv_cache_dtype)
     await fleet.start(
         name, flags=(*flags, "--max-model-len", "512", "--kv-cache-memory-bytes", str(64 << 20)), lease_ttl_s=2
     )
 
 
-async def test_a_killed_worker_changes_nothing_of_a_sampled_answer(fleet: Fleet) -> None:
-    await start(fleet, "w1")
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+async def test_a_killed_worker_changes_nothing_of_a_sampled_answer(fleet: Fleet, kv_cache_dtype: str) -> None:
+    await start(fleet, "w1", kv_cache_dtype)
     client = await Client.of(fleet)
     alone = await client.ask("Tell me a story about a fox.", stop=("zebra",), logprobs=1)
     expected = fold(await fleet.events(alone)).choice(0)
@@ -69,7 +71,7 @@ async def test_a_killed_worker_changes_nothing_of_a_sampled_answer(fleet: Fleet)
     again = await client.ask("Tell me a story about a fox.", stop=("zebra",), logprobs=1)
     await fleet.until_length(again, 8)
     fleet.signal("w1", signal.SIGKILL)
-    await start(fleet, "w2")
+    await start(fleet, "w2", kv_cache_dtype)
     events = await fleet.events(again)
     state = fold(events)
     assert [item.event.worker for item in events if isinstance(item.event, Started)] == ["w1", "w2"]

@@ -8,6 +8,7 @@ import pytest
 
 from engine_worker.kernels.build import TARGETS, BuildSettings, TargetName, missing_cpu_flags
 from engine_worker.kernels.cpu import CpuOps
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.packing import WeightFormat
 
 _MISSING: Final = {target: missing_cpu_flags(BuildSettings().cpuinfo, target) for target in TARGETS}
@@ -26,6 +27,9 @@ def available_targets() -> list[TargetName]:
 
 
 def native_ops(
-    weight_format: WeightFormat, num_threads: int = 2, target: Literal["auto", TargetName] = "auto"
+    weight_format: WeightFormat,
+    num_threads: int = 2,
+    target: Literal["auto", TargetName] = "auto",
+    kv_format: KvFormat = "activations",
 ) -> CpuOps:
-    return CpuOps(weight_format, num_threads=num_threads, build=BuildSettings(target=target))
+    return CpuOps(weight_format, num_threads=num_threads, build=BuildSettings(target=target), kv_format=kv_format)

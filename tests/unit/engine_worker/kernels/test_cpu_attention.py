@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine_worker.kernels.build import TargetName
-from engine_worker.kernels.cpu import CpuOps
-from engine_worker.kernels.ops import AttentionShape
+from engine_worker.kernels.ops import AttentionShape, Ops
 from engine_worker.kernels.packing import WeightFormat
 from tests.unit.engine_worker.kernels.batches import Piece, World, expected_attention, make_world, metadata, tokens
 from tests.unit.engine_worker.kernels.native import each_target, native_ops, needs_native
@@ -25,7 +24,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3}  # relative, in the Frob
 
 
 def run_steps(
-    ops: CpuOps, world: World, steps: list[list[Piece]], q_norm: Tensor | None = None, k_norm: Tensor | None = None
+    ops: Ops, world: World, steps: list[list[Piece]], q_norm: Tensor | None = None, k_norm: Tensor | None = None
 ) -> dict[int, Tensor]:
     """Attention output of each sequence after all steps, tokens in order."""
     s = world.shape

@@ -9,6 +9,7 @@ import torch
 
 from common.errors import ConfigError, NotEnoughMemory
 from engine_worker.config import KvCacheSettings
+from engine_worker.kernels.kv_quantization import KvFormat
 from engine_worker.kernels.ops_torch import TorchOps
 from engine_worker.models.config import parse_config
 from engine_worker.runner.kv_tensors import allocate_kv, plan_kv_cache
@@ -26,6 +27,7 @@ CONFIG = parse_config(
     }
 )
 OPS = TorchOps(torch.float32)
+FORMATS: tuple[KvFormat, ...] = ("activations", "int8")
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
 
 
@@ -42,6 +44,16 @@ def test_a_share_of_what_is_free() -> None:
 
 def test_bytes_asked_for() -> None:
     assert _plan(1 << 30, kv_cache_memory_bytes=TOKEN_BYTES * 320 + 5).num_blocks == 10
+
+
+def test_int8_takes_a_byte_a_value_and_a_scale_a_token_and_head() -> None:
+    settings = KvCacheSettings(kv_cache_memory_bytes=1 << 20)
+    plain, small = (
+        plan_kv_cache(settings, TorchOps(torch.bfloat16, kv_format=kv_format), CONFIG, 256, 1 << 30)
+        for kv_format in FORMATS
+    )
+    assert (plain.num_tokens, small.num_tokens) == ((1 << 20) // 256, (1 << 20) // (144 * 32) * 32)
+    assert small.full_length_requests > 1.7 * plain.full_length_requests  # heads of 16: with 64 it is 1.9
 
 
 def test_more_than_there_is() -> None:

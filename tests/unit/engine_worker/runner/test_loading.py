@@ -74,9 +74,41 @@ def test_the_fingerprint_follows_whatever_changes_logits(directory: Path, change
     others = [
         load(directory, dtype="bfloat16").fingerprint,
         load(directory, quantization="int8").fingerprint,
+        load(directory, kv_cache_dtype="int8").fingerprint,
         load(changed(rms_norm_eps=1e-3)).fingerprint,
     ]
-    assert len({plain, *others}) == 4
+    assert len({plain, *others}) == 5
+
+
+def test_keys_and_values_are_in_the_model_s_dtype_unless_asked_for(directory: Path) -> None:
+    assert load(directory).kv_cache_dtype == "float32"
+    assert load(directory, dtype="bfloat16").kv_cache_dtype == "bfloat16"
+    assert load(directory, dtype="bfloat16", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+    assert load(directory, dtype="bfloat16", kv_cache_dtype="int8").kv_cache_dtype == "int8"
+    assert load(directory, kv_cache_dtype="int8").kv_cache_dtype == "int8"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "the model is computed in float32"),
+        ({"model_impl": "transformers", "kv_cache_dtype": "int8"}, "transformers computes this model"),
+    ],
+)
+def test_a_format_of_keys_and_values_that_cannot_be_had_is_an_error_that_names_it(
+    directory: Path, settings: Any, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype .* cannot be used: .*{reason}") as raised:
+        load(directory, **settings)
+    assert raised.value.param == "kv_cache_dtype"
+
+
+def test_triton_refuses_int8_keys_and_values(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr("engine_worker.kernels.gpu.launch.is_usable", lambda: True)
+    with pytest.raises(ConfigError, match="kv_cache_dtype int8 cannot be used: the triton kernels") as raised:
+        load(directory, backend="triton", kv_cache_dtype="int8")
+    assert raised.value.param == "kv_cache_dtype"
 
 
 @each_target
