@@ -18,8 +18,8 @@ from tests.unit.engine_worker.worlds import MAX_MODEL_LEN, World
 
 
 @contextmanager
-def running(world: World, limit: int = 1000) -> Iterator[StepLoop]:
-    loop = StepLoop(world.engine, Commands(), StepReports(limit), StepLimits(1.0, 60.0, 10.0), max_step_s=60.0)
+def running(world: World, limit: int = 1000, slack: float = 10.0) -> Iterator[StepLoop]:
+    loop = StepLoop(world.engine, Commands(), StepReports(limit), StepLimits(1.0, 60.0, slack), max_step_s=60.0)
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -111,3 +111,20 @@ def test_what_the_engine_raises_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -
     loop.commands.put(Add("r1", (world.sequence(5),)))
     with pytest.raises(RuntimeError, match="device lost"):
         loop.run()
+
+
+def test_each_step_is_announced_with_the_time_that_steps_like_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, announced = World(), []
+    execute = world.runner.execute
+
+    def watched(plan):
+        announced.append(loop.progress.latest[1])
+        return execute(plan)
+
+    monkeypatch.setattr(world.runner, "execute", watched)
+    with running(world, slack=1e-9) as loop:  # whatever a step takes, the next may take the least that is allowed
+        loop.commands.put(Add("r1", (world.sequence(70, request_id="r1", max_tokens=100),)))
+        collect(loop, finished)
+    assert announced[0] == 60.0, "nothing is known yet"
+    assert announced[-1] == 1.0
+    assert set(announced) == {1.0, 60.0}
