@@ -154,6 +154,6 @@ async def test_a_worker_that_alone_cannot_reach_the_log_is_replaced_and_refused_
         await scene.until(transcript, lambda events: len(owners(events)) == 2)
         deployment.links[alone.name].mend()
         await scene.finish()
-        await deployment.until(lambda: alone.metric("headrace_worker_fenced_total") == 1)
+        await deployment.until(lambda: alone.metric("headrace_worker_fenced_total") >= 1)
     assert alone.is_running
     assert (await audit(deployment, scene.transcripts, expected)).wrong == []

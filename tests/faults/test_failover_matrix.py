@@ -147,7 +147,7 @@ async def test_a_worker_that_slept_past_its_lease_is_refused_and_counted(deploy:
         await scene.until(transcript, lambda events: len(owners(events)) == 2)
         zombie.signal(signal.SIGCONT)
         await scene.finish()
-        await deployment.until(lambda: zombie.metric("headrace_worker_fenced_total") == 1)
+        await deployment.until(lambda: zombie.metric("headrace_worker_fenced_total") >= 1)
     assert zombie.is_running
     assert (await audit(deployment, scene.transcripts, expected)).wrong == []
 

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from common.telemetry.tracing import Tracing
@@ -22,7 +23,7 @@ from edge.lifecycle import Lifecycle
 from edge.server import EdgeServer, address_of, bind
 from tests.servers import free_port
 
-START_S = 20.0
+START_S = 100.0
 FAST = StreamSettings(drain_notice_s=0.0, drain_timeout_s=5.0, quiet_check_s=0.2, first_frame_hold_s=1.0)
 
 
@@ -69,7 +70,7 @@ class ThreadedEdge:
     def begin_stop(self) -> None:
         self.in_loop(self._server.stop)
 
-    def join(self, timeout_s: float = 20.0) -> None:
+    def join(self, timeout_s: float = 100.0) -> None:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the edge did not stop"
 
@@ -100,7 +101,7 @@ class EdgeProcess:
 
     def start(self) -> EdgeProcess:
         try:
-            wait_for(f"{self.url}/ready")
+            wait_for(f"{self.url}/ready", lives=lambda: self.process.poll() is None)
         except AssertionError as error:
             self.process.kill()
             raise AssertionError(f"{error}; exit status and log: {self.wait()}") from error
@@ -109,7 +110,7 @@ class EdgeProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float = 20.0) -> tuple[int, str]:
+    def wait(self, timeout_s: float = 100.0) -> tuple[int, str]:
         """Exit status and everything it logged."""
         status = self.process.wait(timeout_s)
         self._log.seek(0)
@@ -122,11 +123,11 @@ class EdgeProcess:
         self._log.close()
 
 
-def wait_for(url: str, timeout_s: float = START_S) -> None:
+def wait_for(url: str, *, lives: Callable[[], bool] = lambda: True) -> None:
     """Until ``url`` answers 200."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + START_S
     last = "no answer"
-    while time.monotonic() < deadline:
+    while lives() and time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(url, timeout=2) as answer:
                 if answer.status == 200:

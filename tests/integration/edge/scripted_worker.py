@@ -60,17 +60,20 @@ class ScriptedWorker:
     step_s: float = 0.002
     tokens_a_step: int = 1
     takes_over: bool = False  # the requests of workers that died
+    lease_s: float = 60.0
+    pause_at: int | None = None  # tokens of a choice, after which a request stands still
     ended: dict[str, CancelReason | None] = field(default_factory=dict)  # every request that came to its end here
     seen: list[Owned] = field(default_factory=list)
 
     async def start(self) -> ScriptedWorker:
         self.may_claim = True
+        self._claiming = asyncio.Lock()
         self.steps = asyncio.Event()  # cleared: the engine stands still
         self.steps.set()
         self._running: dict[str, _Running] = {}
         self._client = await LogClient.open(self.settings)
         self._registry = Registry(self._client)
-        self._lease = self._client.lease(self.name, 3.0)
+        self._lease = self._client.lease(self.name, self.lease_s)
         await asyncio.to_thread(self._lease.renew)
         model = letters_model.card()
         await self._registry.register(self.name, model, {model.tokenizer_blob: letters_model.tokenizer_json()})
@@ -82,6 +85,21 @@ class ScriptedWorker:
     @property
     def running(self) -> list[str]:
         return list(self._running)
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many events each running request has: all of its log, once what is being appended is there."""
+        return sorted(state.n for state in self._running.values())
+
+    async def claim_no_more(self) -> None:
+        """Until ``may_claim``; a claim under way has come to its end."""
+        self.may_claim = False
+        async with self._claiming:
+            pass
+
+    async def num_queued(self) -> int:
+        """How many requests stand in the queue or run."""
+        return (await self._registry.queue_stats(letters_model.NAME)).depth
 
     async def leave(self) -> None:
         """Stop in order, and be gone from the registry. Safe to repeat."""
@@ -118,17 +136,21 @@ class ScriptedWorker:
 
     async def _work(self) -> None:
         while True:
-            if self.may_claim:
-                block_ms = 0 if self._running else 20
-                with contextlib.suppress(LogUnavailable):
-                    for owned in await self._ownership.claim(256, block_ms=block_ms):
-                        self._begin(owned)
+            async with self._claiming:
+                if self.may_claim:
+                    await self._claim()
             if self.takes_over:
                 for owned in await self._ownership.takeover_scan(256):
                     self._begin(owned)
             if self._running and self.steps.is_set():
                 await self._step()
             await asyncio.sleep(self.step_s)
+
+    async def _claim(self) -> None:
+        block_ms = 0 if self._running else 20
+        with contextlib.suppress(LogUnavailable):
+            for owned in await self._ownership.claim(256, block_ms=block_ms):
+                self._begin(owned)
 
     def _begin(self, owned: Owned) -> None:
         self.seen.append(owned)
@@ -139,7 +161,7 @@ class ScriptedWorker:
         )
 
     async def _step(self) -> None:
-        items = [self._advance(state) for state in self._running.values()]
+        items = [self._advance(state) for state in self._running.values() if not self._stands_still(state)]
         for item, outcome in zip(items, await self._append(items), strict=True):
             state = self._running[item.request_id]
             state.cancel = state.cancel or outcome.cancel
@@ -147,6 +169,9 @@ class ScriptedWorker:
                 del self._running[item.request_id]
             if item.is_final:
                 self.ended[item.request_id] = state.cancel
+
+    def _stands_still(self, state: _Running) -> bool:
+        return self.pause_at is not None and state.produced >= self.pause_at and state.cancel is None
 
     async def _append(self, items: list[AppendItem]) -> list[AppendOutcome]:
         """Repeated until the log answers, as a worker does."""

@@ -36,7 +36,7 @@ async def test_an_engine_that_pauses_makes_no_reader_read_the_log(edge: Threaded
     reading = [asyncio.create_task(post(edge, CHAT, body(max_tokens=TOKENS, stream=True))) for _ in range(3)]
     await until(lambda: len(followers(edge)) == 3 and all(reader.position > 5 for reader in followers(edge)))
     worker.steps.clear()
-    await asyncio.sleep(0.1)  # what is on its way arrives
+    await until(lambda: sorted(reader.position for reader in followers(edge)) == worker.lengths)
     reads: Any = edge.services.metrics.catch_up_reads.labels(Gap.QUIET)
     before = reads._value.get()
     checks = {reader: reader.quiet_checks for reader in followers(edge)}

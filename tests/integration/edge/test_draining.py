@@ -52,9 +52,9 @@ async def leaving(redis_settings: RedisSettings, worker: ScriptedWorker) -> Asyn
 async def test_a_resumable_stream_is_handed_over_at_once_and_loses_nothing(
     leaving: EdgeProcess, edge: ThreadedEdge, worker: ScriptedWorker
 ) -> None:
+    worker.pause_at = 20
     connection = await send(leaving, CHAT, body(max_tokens=60, stream=True), RESUMABLE)
     head = await read_to(connection, b"id: 5\n")
-    worker.steps.clear()
     leaving.terminate()
     _, headers, raw = split(head + await rest(connection))  # before any deadline: the worker stands still
     assert not is_complete(raw), "a clean end would make half an answer look whole"
@@ -68,7 +68,7 @@ async def test_a_resumable_stream_is_handed_over_at_once_and_loses_nothing(
     assert '"level":"error"' not in log
     (request_id,) = worker.running
     assert worker.ended == {}
-    worker.steps.set()
+    worker.pause_at = None
     seen = [event for event in events_of(chunks_of(raw)) if event[0]]
     path = f"/v1/streams/{headers['x-headrace-request-id']}"
     seen += events_of(chunks_of(split(await get(edge, path, {"Last-Event-ID": seen[-1][0]}))[2]))
@@ -79,15 +79,15 @@ async def test_a_resumable_stream_is_handed_over_at_once_and_loses_nothing(
 async def test_the_helper_goes_on_at_another_edge_by_itself(
     leaving: EdgeProcess, edge: ThreadedEdge, worker: ScriptedWorker
 ) -> None:
+    worker.pause_at = 30
     chat = ResumableChat([f"{leaving.url}/v1", f"{edge.url}/v1"], max_attempts=1)  # no connection may fail
     chunks = []
     async for chunk in chat.stream(model=NAME, messages=MESSAGES, max_tokens=60):
         chunks.append(chunk)
         if len(chunks) == 20:
-            worker.steps.clear()
             leaving.terminate()
             await asyncio.to_thread(leaving.wait)
-            worker.steps.set()
+            worker.pause_at = None
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == answer(60)
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
     assert len(worker.seen) == 1
@@ -97,7 +97,7 @@ async def test_the_helper_goes_on_at_another_edge_by_itself(
 async def test_the_browser_s_helper_goes_on_at_another_edge_by_itself(
     leaving: EdgeProcess, edge: ThreadedEdge, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    worker.step_s = 0.01
+    worker.pause_at = 60
     program = tmp_path / "read.mjs"
     urls = json.dumps([f"{leaving.url}/v1", f"{edge.url}/v1"])
     request = json.dumps({"model": NAME, "messages": MESSAGES, "max_tokens": 120})
@@ -111,6 +111,8 @@ async def test_the_browser_s_helper_goes_on_at_another_edge_by_itself(
     assert node.stdout is not None
     begun = await node.stdout.read(10)
     leaving.terminate()
+    await asyncio.to_thread(leaving.wait)
+    worker.pause_at = None
     text = begun + await node.stdout.read()
     assert await node.wait() == 0
     assert text.decode() == answer(120)
@@ -121,14 +123,14 @@ async def test_an_sdk_that_did_not_ask_sees_only_its_drained_stream(
     leaving: EdgeProcess, worker: ScriptedWorker
 ) -> None:
     async with openai.AsyncOpenAI(base_url=f"{leaving.url}/v1", api_key="x", max_retries=0) as client:
+        worker.pause_at = 20
         stream = await client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=60, stream=True)  # type: ignore[call-overload]
-        worker.steps.clear()
         texts: list[str] = []
         async for chunk in stream:
             if not texts:
                 leaving.terminate()
                 await _listens_no_more(leaving)
-                worker.steps.set()
+                worker.pause_at = None
             texts.append(chunk.choices[0].delta.content or "")
     assert "".join(texts) == answer(60)
     status, log = await asyncio.to_thread(leaving.wait)
@@ -139,24 +141,24 @@ async def test_an_sdk_that_asked_for_positions_and_cannot_resume_gets_an_error_a
     leaving: EdgeProcess, worker: ScriptedWorker
 ) -> None:
     async with openai.AsyncOpenAI(base_url=f"{leaving.url}/v1", api_key="x", max_retries=0) as client:
+        worker.pause_at = 20
         stream = await client.chat.completions.create(
             model=NAME, messages=MESSAGES, max_tokens=60, stream=True, extra_headers=RESUMABLE
         )  # type: ignore[call-overload]
-        worker.steps.clear()
         leaving.terminate()
         with pytest.raises((openai.APIError, httpx.TransportError)):
             _ = [chunk async for chunk in stream]
-    worker.steps.set()
+    worker.pause_at = None
     await asyncio.to_thread(leaving.wait)
 
 
 async def test_a_keyed_stream_without_positions_is_drained(leaving: EdgeProcess, worker: ScriptedWorker) -> None:
+    worker.pause_at = 20
     connection = await send(leaving, CHAT, body(max_tokens=60, stream=True), {"Idempotency-Key": "k1"})
     head = await read_to(connection, b"data: ")
-    worker.steps.clear()
     leaving.terminate()
     await _listens_no_more(leaving)
-    worker.steps.set()
+    worker.pause_at = None
     _, _, raw = split(head + await rest(connection))
     assert text_of(events_of(chunks_of(raw))) == answer(60)
     assert raw.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
@@ -168,9 +170,9 @@ async def test_a_stream_that_ends_with_its_reader_is_drained_even_if_it_has_posi
     edge = EdgeProcess(redis_settings, drain_notice_s=0.0, drain_timeout_s=0.5, resume_grace_s=0.0)
     try:
         await asyncio.to_thread(edge.start)
+        worker.pause_at = 20
         connection = await send(edge, CHAT, body(max_tokens=60, stream=True), RESUMABLE)
         head = await read_to(connection, b"id: 5\n")
-        worker.steps.clear()
         (request_id,) = worker.running
         edge.terminate()
         _, _, raw = split(head + await rest(connection))
@@ -178,7 +180,7 @@ async def test_a_stream_that_ends_with_its_reader_is_drained_even_if_it_has_posi
         assert error["error"]["code"] == "draining"
         assert done is None
         await asyncio.to_thread(edge.wait)
-        worker.steps.set()
+        worker.pause_at = None
         await until(lambda: request_id in worker.ended)
         assert worker.ended[request_id] is CancelReason.ORPHANED
     finally:
@@ -191,12 +193,12 @@ async def test_without_handover_a_resumable_stream_is_finished_like_any_other(
     edge = EdgeProcess(redis_settings, drain_notice_s=0.0, drain_timeout_s=100.0, drain_handover=False)
     try:
         await asyncio.to_thread(edge.start)
+        worker.pause_at = 20
         connection = await send(edge, CHAT, body(max_tokens=60, stream=True), RESUMABLE)
         head = await read_to(connection, b"id: 5\n")
-        worker.steps.clear()
         edge.terminate()
         await _listens_no_more(edge)
-        worker.steps.set()
+        worker.pause_at = None
         _, _, raw = split(head + await rest(connection))
         assert text_of(events_of(chunks_of(raw))) == answer(60)
         assert MARK not in raw
@@ -205,7 +207,7 @@ async def test_without_handover_a_resumable_stream_is_finished_like_any_other(
 
 
 async def _listens_no_more(edge: EdgeProcess) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         for _ in iter(bool, True):
             try:
                 async with httpx.AsyncClient(base_url=edge.url) as client:

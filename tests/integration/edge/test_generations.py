@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.edge import letters_model
 from tests.integration.edge.letters_model import answer
-from tests.integration.edge.running_edge import ThreadedEdge
+from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
 from tests.integration.edge.wire import CHAT, COMPLETIONS, body, chunks_of, post, read_to, rest, send
 
@@ -22,7 +22,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 async def sdk(edge: ThreadedEdge) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -116,7 +116,7 @@ async def test_the_real_sdk_reads_a_stream_with_ids_and_pings(
     edge_that_pings: ThreadedEdge, worker: ScriptedWorker
 ) -> None:
     worker.step_s = 0.2
-    async with openai.AsyncOpenAI(base_url=f"{edge_that_pings.url}/v1", api_key="none", timeout=20) as sdk:
+    async with openai.AsyncOpenAI(base_url=f"{edge_that_pings.url}/v1", api_key="none", timeout=120) as sdk:
         stream = await sdk.chat.completions.create(
             model=letters_model.NAME,
             messages=MESSAGES,
@@ -128,11 +128,15 @@ async def test_the_real_sdk_reads_a_stream_with_ids_and_pings(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_failure_before_any_output_is_an_http_error(sdk: openai.AsyncOpenAI, stream: bool) -> None:
-    with pytest.raises(openai.InternalServerError, match="the script says so") as caught:
-        await sdk.chat.completions.create(
-            model=letters_model.NAME, messages=[{"role": "user", "content": "FAIL-NOW"}], max_tokens=5, stream=stream
-        )
+async def test_a_failure_before_any_output_is_an_http_error(
+    make_edge: Callable[..., ThreadedEdge], stream: bool
+) -> None:
+    patient = FAST.model_copy(update={"first_frame_hold_s": 60.0})
+    edge = await asyncio.to_thread(make_edge(streams=patient).start)
+    failing: list[Any] = [{"role": "user", "content": "FAIL-NOW"}]
+    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0) as sdk:
+        with pytest.raises(openai.InternalServerError, match="the script says so") as caught:
+            await sdk.chat.completions.create(model=letters_model.NAME, messages=failing, max_tokens=5, stream=stream)
     assert caught.value.code == "engine_error"
     assert caught.value.request_id
 
@@ -153,7 +157,7 @@ async def test_a_failure_in_mid_stream_is_an_error_chunk(sdk: openai.AsyncOpenAI
 
 
 async def test_the_same_label_on_two_live_requests_does_no_harm(edge: ThreadedEdge) -> None:
-    async with httpx.AsyncClient(base_url=edge.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=edge.url, timeout=120) as client:
         asked = [client.post(CHAT, json=body(max_tokens=20), headers={"X-Request-Id": "same"}) for _ in range(4)]
         answers = await asyncio.gather(*asked)
     assert [a.json()["choices"][0]["message"]["content"] for a in answers] == [answer(20)] * 4
@@ -173,7 +177,7 @@ async def test_many_streams_at_once_each_get_their_own(sdk: openai.AsyncOpenAI) 
 
 
 async def test_tokens_are_counted_and_spelled(edge: ThreadedEdge) -> None:
-    async with httpx.AsyncClient(base_url=edge.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=edge.url, timeout=120) as client:
         got = (await client.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True})).json()
         back = (await client.post("/detokenize", json={"tokens": got["tokens"]})).json()
         about = (await client.get("/tokenizer_info")).json()
@@ -182,16 +186,21 @@ async def test_tokens_are_counted_and_spelled(edge: ThreadedEdge) -> None:
 
 
 async def test_metrics_tell_of_generations(edge: ThreadedEdge) -> None:
-    async with httpx.AsyncClient(base_url=edge.url, timeout=20) as client:
-        await client.post(CHAT, json=body(max_tokens=7))
-        await client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 7, "stream": True})
-        page = (await client.get("/metrics")).text
-    for line in (
+    lines = (
         'headrace_edge_requests_total{endpoint="chat",model="letters",outcome="ok"} 1.0',
         'headrace_edge_requests_total{endpoint="completion",model="letters",outcome="ok"} 1.0',
         'headrace_edge_delivered_tokens_total{model="letters"} 14.0',
         'headrace_edge_time_to_first_token_seconds_count{model="letters"} 2.0',
         "headrace_edge_requests_in_flight 0.0",
         'headrace_queue_depth{model="letters"} 0.0',
-    ):
-        assert line in page
+    )
+    async with httpx.AsyncClient(base_url=edge.url, timeout=120) as client:
+        await client.post(CHAT, json=body(max_tokens=7))
+        await client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 7, "stream": True})
+        for _ in range(600):  # what is counted after the last byte, and figures of the queue, come later
+            page = (await client.get("/metrics")).text
+            missing = [line for line in lines if line not in page]
+            if not missing:
+                break
+            await asyncio.sleep(0.1)
+    assert not missing

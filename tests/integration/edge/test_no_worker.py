@@ -75,7 +75,7 @@ async def test_a_request_that_was_accepted_before_the_last_worker_went_is_not_le
     make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, stream: bool
 ) -> None:
     edge = await started(make_edge, SOON_S)
-    worker.may_claim = False
+    await worker.claim_no_more()
     waiting = asyncio.ensure_future(post(edge, CHAT, body(stream=stream)))
     await until(lambda: edge.services.occupancy.generations)
     await worker.leave()
@@ -86,7 +86,7 @@ async def test_a_stream_that_has_begun_to_wait_ends_with_the_error_in_the_stream
     make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
 ) -> None:
     edge = await started(make_edge, SOON_S, streams=QUICK_200)
-    worker.may_claim = False
+    await worker.claim_no_more()
     connection = await send(edge, CHAT, body(stream=True), {"X-Headrace-Resumable": "1"})
     head = await read_to(connection, b"\r\n\r\n")
     await worker.leave()
@@ -123,13 +123,13 @@ async def test_what_has_been_begun_waits_on_for_another_worker(
     make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, redis_settings: RedisSettings
 ) -> None:
     edge = await started(make_edge, SOON_S)
+    worker.pause_at = 10
     connection = await send(edge, CHAT, body(stream=True, max_tokens=20))
     head = await read_to(connection, b'"content":"c"')
-    worker.steps.clear()
     await worker.vanish()
     await until(lambda: not edge.services.catalog.has_patience("letters"))
     assert failed_with(await post(edge, CHAT, body())) == (503, "model_unavailable")
-    second = await ScriptedWorker(redis_settings, name="second", takes_over=True).start()
+    second = await ScriptedWorker(redis_settings, name="second", takes_over=True, lease_s=4.0).start()
     try:
         raw = split(head + await rest(connection))[2]
     finally:
@@ -140,7 +140,7 @@ async def test_what_has_been_begun_waits_on_for_another_worker(
 async def test_but_not_beyond_its_deadline(make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker) -> None:
     edge = await started(make_edge, SOON_S)
     worker.steps.clear()
-    request = asyncio.ensure_future(post(edge, CHAT, body(), {"X-Headrace-Deadline-S": "2"}))
+    request = asyncio.ensure_future(post(edge, CHAT, body(), {"X-Headrace-Deadline-S": "4"}))
     await until(lambda: worker.running)
     await worker.vanish()
     assert failed_with(await request) == (504, "deadline_exceeded")

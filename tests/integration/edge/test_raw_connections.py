@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from common.events import CancelReason
+from edge.follower import Gap
 from tests.integration.edge.letters_model import answer
 from tests.integration.edge.running_edge import FAST, ThreadedEdge
 from tests.integration.edge.scripted_worker import ScriptedWorker
@@ -56,7 +57,7 @@ async def connect(edge: ThreadedEdge, *, receive_buffer: int | None = None) -> C
 async def one_answer(connection: Connection) -> tuple[int, bytes]:
     """Status and content of the next answer; what follows it stays in the connection."""
     reader, _ = connection
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         head = await reader.readuntil(b"\r\n\r\n")
         status, headers, _ = split(head)
         if "content-length" in headers:
@@ -143,7 +144,7 @@ class TestStalled:
         connection = await connect(edge, receive_buffer=2048)
         connection[1].write(request(body(max_tokens=200, n=25, stream=True)))
         connection[1].transport.pause_reading()
-        await until(lambda: worker.ended, within_s=60)
+        await until(lambda: worker.ended, within_s=120)
         return connection
 
     async def test_who_takes_nothing_loses_the_connection(
@@ -151,7 +152,7 @@ class TestStalled:
     ) -> None:
         edge = await asyncio.to_thread(tight_edge, send_timeout_s=1.0)
         connection = await self.stalled(edge, worker)
-        await until(lambda: is_idle(edge) and not edge.connections, within_s=30)
+        await until(lambda: is_idle(edge) and not edge.connections, within_s=120)
         connection[1].transport.abort()
 
     async def test_an_edge_that_stops_does_not_wait_for_them(
@@ -191,13 +192,23 @@ class TestWithoutChunks:
         await until(lambda: is_idle(edge))
 
 
+def is_slow(edge: ThreadedEdge) -> bool:
+    """Whether a reader is, or was."""
+    counted = edge.services.metrics.slow_readers._value.get()
+    return bool(counted) or any(follower.gap is Gap.SLOW_READER for follower in edge.services.relay)
+
+
 class TestPace:
     @pytest.mark.parametrize("with_ids", [False, True])
     async def test_a_client_of_any_pace_reads_the_same_bytes(
         self, tight_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker, with_ids: bool
     ) -> None:
-        edge = await asyncio.to_thread(tight_edge, reader_buffer_events=8, ping_interval_s=0.02)
+        edge = await asyncio.to_thread(
+            tight_edge, reader_buffer_events=8, ping_interval_s=0.02, first_frame_hold_s=0.05
+        )
+        worker.steps.clear()
         worker.step_s, worker.tokens_a_step = 0.0, 2
+        num_pinged = 0
         draw = random.Random(5)
         headers = {"X-Headrace-Resumable": "1"} if with_ids else {"X-Headrace-On-Disconnect": "continue"}
         ping = b": ping\n" if with_ids else b": ping\n\n"
@@ -205,7 +216,14 @@ class TestPace:
         async def read_unsteadily() -> tuple[str, bytes]:
             connection = await connect(edge, receive_buffer=4096)
             connection[1].write(request(body(max_tokens=600, n=4, stream=True), Connection="close", **headers))
-            raw = b""
+            raw = await connection[0].readuntil(ping)  # before the first token
+            nonlocal num_pinged
+            num_pinged += 1
+            connection[1].transport.pause_reading()
+            if num_pinged == 4:
+                worker.steps.set()
+            await until(lambda: is_slow(edge), within_s=120)  # the buffer of who does not read is full
+            connection[1].transport.resume_reading()
             while part := await connection[0].read(draw.choice([100, 5000, 50000])):
                 raw += part
                 if draw.random() < 0.02:
@@ -217,10 +235,9 @@ class TestPace:
             assert raw_body.endswith(b"\r\n0\r\n\r\n")
             return got["x-request-id"], chunks_of(raw_body)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             answers = await asyncio.gather(*(read_unsteadily() for _ in range(4)))
-        services = edge.services
-        assert services.metrics.slow_readers._value.get()
+        assert edge.services.metrics.slow_readers._value.get()
         for request_id, content in answers:
             assert ping in content
             whole = re.sub(rb"(\n\n)(?:" + ping + rb")+", rb"\1", content.removeprefix(ping))
@@ -256,5 +273,5 @@ async def test_after_a_storm_of_clients_that_leave_nothing_is_counted_any_more(
     for _ in range(6):
         await asyncio.gather(*(leave_somewhere() for _ in range(50)))
     assert text_of(events_of(chunks_of(split(await bystander)[2]))) == answer(400)
-    await until(lambda: is_idle(edge), within_s=30)
-    await until(lambda: not worker.running, within_s=30)
+    await until(lambda: is_idle(edge), within_s=120)
+    await until(lambda: not worker.running, within_s=120)

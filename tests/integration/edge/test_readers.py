@@ -44,12 +44,18 @@ RESUMABLE = {"X-Headrace-Resumable": "1"}
 async def read_some(connection: Connection, num_bytes: int) -> bytes:
     """At least so many bytes of an answer."""
     got = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while len(got) < num_bytes:
             part = await connection[0].read(4096)
             assert part, got
             got += part
     return got
+
+
+async def until_queued(worker: ScriptedWorker, count: int) -> None:
+    async with asyncio.timeout(60):
+        while await worker.num_queued() != count:  # noqa: ASYNC110 - the edge is in another thread
+            await asyncio.sleep(0.02)
 
 
 def leave(connection: Connection) -> None:
@@ -71,16 +77,14 @@ class TestLeaving:
     async def test_a_client_that_leaves_before_a_worker_came_costs_no_work(
         self, edge: ThreadedEdge, worker: ScriptedWorker
     ) -> None:
-        worker.may_claim = False
+        await worker.claim_no_more()
         connection = await send(edge, CHAT, body(max_tokens=LONG, stream=True))
-        await until(lambda: edge.services.occupancy.generations == 1)
-        await asyncio.sleep(0.2)
+        await until_queued(worker, 1)
         leave(connection)
-        await until(lambda: edge.services.occupancy.generations == 0)
-        await asyncio.sleep(0.3)
+        await until_queued(worker, 0)
         worker.may_claim = True
-        await asyncio.sleep(0.3)
-        assert worker.seen == []
+        _, headers, _ = split(await post(edge, CHAT, body(max_tokens=1)))
+        assert [owned.request.request_id for owned in worker.seen] == [headers["x-request-id"]]
 
     async def test_asked_to_go_on_it_goes_on(self, edge: ThreadedEdge, worker: ScriptedWorker) -> None:
         wish = {"X-Headrace-On-Disconnect": "continue"}
@@ -211,7 +215,7 @@ class TestComingBack:
 class TestGrace:
     @pytest.fixture
     def redis_settings(self, redis_settings: RedisSettings) -> RedisSettings:
-        return redis_settings.model_copy(update={"reader_timeout_s": 1.0})
+        return redis_settings.model_copy(update={"reader_timeout_s": 3.0})
 
     async def test_without_a_reader_past_its_grace_a_resumable_request_ends(
         self, make_edge: Callable[..., ThreadedEdge], worker: ScriptedWorker
@@ -221,7 +225,7 @@ class TestGrace:
         connection = await send(edge, CHAT, body(max_tokens=LONG, stream=True), RESUMABLE)
         await until(lambda: worker.running)
         (request_id,) = worker.running
-        await asyncio.sleep(2.0)  # with a reader it goes on, however long
+        await asyncio.sleep(4.0)  # with a reader it goes on, however long
         assert worker.running == [request_id]
         leave(connection)
         await until(lambda: request_id in worker.ended)
@@ -317,7 +321,7 @@ class TestSlowReaders:
             % (CHAT.encode(), len(content))
             + content
         )
-        await until(lambda: worker.ended, within_s=30)
+        await until(lambda: worker.ended, within_s=120)
         (follower,) = edge.services.relay
         assert follower.num_kept <= 16
         assert split(await post(edge, CHAT, body(max_tokens=5)))[0] == 200
@@ -328,31 +332,46 @@ class TestSlowReaders:
         assert edge.services.metrics.slow_readers._value.get() >= 1
 
 
+async def until_draining(client: httpx.AsyncClient) -> httpx.Response:
+    """The first answer of a probe that says no."""
+    while (probe := await client.get("/ready")).status_code == 200:  # noqa: ASYNC110 - it is another process
+        await asyncio.sleep(0.02)
+    return probe
+
+
+async def ask_forever(client: httpx.AsyncClient) -> None:
+    while True:
+        await client.get("/health")
+        await asyncio.sleep(0.1)
+
+
 class TestDraining:
     @pytest.fixture
-    async def process(self, redis_settings: RedisSettings, worker: ScriptedWorker) -> AsyncIterator[EdgeProcess]:
-        edge = EdgeProcess(redis_settings, drain_notice_s=0.6, drain_timeout_s=1.5, first_frame_hold_s=0.5)
+    async def process(
+        self, request: pytest.FixtureRequest, redis_settings: RedisSettings, worker: ScriptedWorker
+    ) -> AsyncIterator[EdgeProcess]:
+        streams = {"drain_notice_s": 0.6, "drain_timeout_s": 1.5, "first_frame_hold_s": 0.5}
+        edge = EdgeProcess(redis_settings, **(streams | getattr(request, "param", {})))
         try:
             yield await asyncio.to_thread(edge.start)
         finally:
             edge.kill()
 
+    @pytest.mark.parametrize("process", [{"drain_notice_s": 5.0, "drain_timeout_s": 100.0}], indirect=True, ids=[""])
     async def test_running_streams_finish_and_during_the_notice_nothing_is_refused(
         self, process: EdgeProcess, worker: ScriptedWorker
     ) -> None:
-        worker.step_s = 0.02
+        worker.pause_at = 20
         connection = await send(process, CHAT, body(max_tokens=60, stream=True))
         await read_some(connection, 500)
-        process.terminate()
-        await asyncio.sleep(0.3)
-        async with httpx.AsyncClient(base_url=process.url) as client:
-            probe = await client.get("/ready")
-            assert (probe.status_code, probe.json()["reason"]) == (503, "draining")
+        async with httpx.AsyncClient(base_url=process.url, timeout=120) as client:
+            process.terminate()
+            assert (await until_draining(client)).json()["reason"] == "draining"
             taken = await client.post(CHAT, json=body(max_tokens=2))
             assert taken.status_code == 200
-            await asyncio.sleep(1.0)
             with pytest.raises(httpx.TransportError):
-                await client.get("/health")
+                await ask_forever(client)
+        worker.pause_at = None
         remaining = await rest(connection)
         assert remaining.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         status, log = await asyncio.to_thread(process.wait)
@@ -381,20 +400,22 @@ class TestDraining:
     ) -> None:
         worker.step_s = 0.0
         connection = await send(process, CHAT, body(max_tokens=LONG, stream=True))
-        await until(lambda: worker.ended, within_s=30)
+        await until(lambda: worker.ended, within_s=120)
         process.terminate()
         status, log = await asyncio.to_thread(process.wait)
         assert status == 0, log
         leave(connection)
 
+    @pytest.mark.parametrize("process", [{"drain_notice_s": 300.0}], indirect=True, ids=[""])
     async def test_a_second_signal_ends_it_at_once(self, process: EdgeProcess, worker: ScriptedWorker) -> None:
         connection = await send(process, CHAT, body(max_tokens=LONG, stream=True))
         await until(lambda: worker.running)
         worker.steps.clear()
-        process.terminate()
-        await asyncio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=process.url, timeout=120) as client:
+            process.terminate()
+            await until_draining(client)
         process.process.send_signal(signal.SIGTERM)
-        status, log = await asyncio.to_thread(process.wait, 5.0)
+        status, log = await asyncio.to_thread(process.wait)
         assert status == 0, log
         leave(connection)
         worker.steps.set()

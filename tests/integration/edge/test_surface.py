@@ -27,12 +27,12 @@ REQUEST_ID = re.compile(r"\d+-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[
 
 
 async def call(edge: ThreadedEdge, method: str, path: str, **kwargs: Any) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=edge.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=edge.url, timeout=120) as client:
         return await client.request(method, path, **kwargs)
 
 
 async def eventually(edge: ThreadedEdge, path: str, status: int) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         if (await call(edge, "GET", path)).status_code == status:
             return
         await asyncio.sleep(0.05)
@@ -50,9 +50,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 async def test_models_are_listed_under_every_name(edge: ThreadedEdge) -> None:
-    async with asyncio.timeout(60):
-        while not (answer := await call(edge, "GET", "/v1/models")).json()["data"]:
-            await asyncio.sleep(0.05)  # a busy machine may have let the worker's lease pass
+    answer = await call(edge, "GET", "/v1/models")
     assert [item["id"] for item in answer.json()["data"]] == [letters_model.NAME, letters_model.ALIAS]
     assert answer.json()["data"][0]["max_model_len"] == letters_model.MAX_MODEL_LEN
 

@@ -64,7 +64,7 @@ async def rest(connection: Connection) -> bytes:
     """Everything up to the end of the connection."""
     reader, writer = connection
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await reader.read(-1)
     finally:
         writer.close()
@@ -72,7 +72,7 @@ async def rest(connection: Connection) -> bytes:
 
 async def read_to(connection: Connection, mark: bytes) -> bytes:
     """What comes up to and with ``mark``."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return await connection[0].readuntil(mark)
 
 
@@ -117,7 +117,7 @@ def text_of(documents: list[tuple[str, Any]]) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], within_s: float = 60.0) -> None:
     """Waits for something that the edge or the worker will bring about."""
     for _ in range(int(within_s / 0.02)):
         if condition():
