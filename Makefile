@@ -35,7 +35,7 @@ setup: $(VENV)/.dev ## the environment for development: everything that test, li
 
 .PHONY: test
 test: lint ## lint, types, import rules and all tests but the slow ones, with coverage
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" --durations=20 --durations-min=5 --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 .PHONY: test-all
 test-all: lint ## the same with the slow tests
