@@ -95,6 +95,7 @@ class Worker:
             return EXIT_FAILED
         self._io.engine_halted()
         self._io.join()
+        _ignore_handover()
         return EXIT_OK if self._io.failure is None else EXIT_FAILED
 
     def _lease_lost(self, reason: str) -> None:
@@ -124,6 +125,12 @@ class Worker:
             if self._signals > 1:
                 self._end_process(EXIT_FAILED)
             self._io.ask_to_stop(handover=number == signal.SIGUSR1)
+
+
+def _ignore_handover() -> None:
+    """Everything is handed over, and the interpreter gives signals their default effect, death, before it is gone."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def worker_name(settings: WorkerSettings) -> str:
