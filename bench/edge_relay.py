@@ -92,6 +92,9 @@ class Sink:
     def write(self, _: bytes) -> None:
         return None
 
+    def is_closing(self) -> bool:
+        return False
+
 
 def push_all(streams: int, payloads: list[Payload], request: EngineRequest, tokenizer: Tokenizer) -> None:
     """The direct way, all streams stepping together."""

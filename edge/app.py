@@ -150,6 +150,7 @@ async def _lifespan(
         asyncio.create_task(_forever("relay", lambda: services.relay.run(FrameBus(log, edge_id)))),
         asyncio.create_task(_forever("catalog", services.catalog.run)),
         asyncio.create_task(_forever("cancellations", services.submitter.run)),
+        asyncio.create_task(_forever("log memory", services.submitter.watch_memory)),
         asyncio.create_task(_forever("no worker", services.no_worker.run)),
         asyncio.create_task(_hand_over_streams(services)),
         asyncio.create_task(_end_streams(services)),

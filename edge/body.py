@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from common.errors import InvalidRequest, TenantLimitReached
 from edge.boundary import ClientGone
 from edge.errors import BodyTooLarge, BodyTooSlow
+from edge.http_protocol import direct_body
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from starlette.requests import Request
     from starlette.types import Receive
 
@@ -56,10 +59,26 @@ async def _collect(receive: Receive, settings: LimitSettings, tally: Tally) -> b
                 return b"".join(parts)
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client has closed its connection. To be called after the body has been read."""
+@contextmanager
+def watching(request: Request, on_hang_up: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``on_hang_up`` is called when the client closes its connection. The body must have been read."""
+    direct = direct_body(request.scope)
+    if direct is not None:
+        with direct.watching(on_hang_up):
+            yield
+        return
+    task = asyncio.create_task(_call_when_gone(request.receive, on_hang_up))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _call_when_gone(receive: Receive, on_hang_up: Callable[[], None]) -> None:
+    """Under a server that is not ours."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    on_hang_up()
 
 
 def _too_much(tally: Tally) -> TenantLimitReached:

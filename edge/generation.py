@@ -7,7 +7,6 @@ the place is given back, the reader closed (which cancels a request that nobody 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
@@ -22,8 +21,7 @@ from starlette.responses import Response
 from common.errors import HeadraceError, InvalidRequest, StreamExpired
 from common.telemetry.genai import request_attributes
 from common.transport import Duplicate, RequestPhase
-from edge.body import gone, read_body
-from edge.boundary import ClientGone
+from edge.body import read_body, watching
 from edge.delivery import RUNS_WITHOUT_READER, Delivery, delivery_of
 from edge.dependencies import INLINE_BYTES, QUICK_BYTES, Services, services_of
 from edge.errors import Draining, error_document
@@ -166,8 +164,9 @@ class _Answer:
         """Server-sent events, once a worker has taken the request up (or the hold is over). Of a request that
         ``is_over`` a place behind its end is refused with `InvalidRequest`; else that is told in the stream."""
         renderer = StreamRenderer(self._spec, self._tokenizer, after=self._delivery.after)
-        body = StreamBody(renderer, self._delivery, None if self._is_heavy else direct_body(request.scope))
-        await self._reader.started(request.receive, self._services.streams.first_frame_hold_s)
+        direct = None if self._is_heavy else direct_body(request.scope)
+        body = StreamBody(renderer, self._delivery, direct)
+        await self._reader.started(request, self._services.streams.first_frame_hold_s)
         headers = {"X-Headrace-Request-Id": self._spec.request_id} if self._delivery.with_ids else {}
         if self._delivery.with_queue_status:
             headers |= await self._watch.headers()
@@ -179,24 +178,19 @@ class _Answer:
             with_ids=self._delivery.with_ids,
             headers=headers,
             on_close=undo.pop_all().close,
+            on_hang_up=self._reader.client_gone,
+            direct=direct,
         )
 
     async def as_document(self, request: Request) -> Response:
         """The whole answer as one JSON document. Raises what failed the request, and `ClientGone`."""
         builder = AnswerBuilder(self._spec, self._tokenizer)
-        client = asyncio.ensure_future(gone(request.receive))
-        answer = asyncio.ensure_future(self._collect(builder))
         try:
-            await asyncio.wait({client, answer}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientGone
-            answer.result()
+            with watching(request, self._reader.client_gone):
+                await self._collect(builder)
         except HeadraceError as error:
             self._reader.fail(error)
             raise
-        finally:
-            client.cancel()
-            answer.cancel()
         return Response(await self._written(builder.body), media_type="application/json")
 
     async def _written(self, write: Callable[[], bytes]) -> bytes:
@@ -220,7 +214,7 @@ class _Answer:
                 f"{self._delivery.named}: the stream has {body.num_missing} chunks fewer", param=self._delivery.named
             )
 
-    async def _blocks(self, first: bytes, rendered: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _blocks(self, first: bytes, rendered: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """``first`` and ``rendered``, with what is said around them."""
         delivery = self._delivery
         is_resumable = delivery.with_ids and self._reader.may_be_handed_over()
@@ -253,7 +247,7 @@ async def _admit(
     request = translated.request
     if delivery.is_resumed:  # what is gone is not begun again: its beginning would be another one than the client's
         await services.reading.status(request.request_id)
-    if context.span is not None:
+    if context.span is not None and services.tracing.enabled:
         for key, value in request_attributes(request, endpoint.operation, is_stream=translated.stream).items():
             context.span.set_attribute(key, value)
     with ExitStack() as undo, services.tracing.span("submit"):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 if TYPE_CHECKING:
     from asyncio.events import TimerHandle
+    from collections.abc import Callable, Iterator
 
     from starlette.types import Scope
     from uvicorn._types import ASGI3Application
@@ -45,10 +47,11 @@ class DirectBody:
     """Writes parts of an answer's body to its connection, at once and without a task. For use between two messages of
     the answer, from the event loop."""
 
-    __slots__ = ("_cycle", "num_bytes")
+    __slots__ = ("_cycle", "_on_hang_up", "num_bytes")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._on_hang_up: Callable[[], None] | None = None
         self.num_bytes = 0  # written, without the framing of the transfer
 
     @property
@@ -65,6 +68,26 @@ class DirectBody:
         """One part, not empty, while the body `is_ready`."""
         self.num_bytes += len(part)
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    @contextmanager
+    def watching(self, on_hang_up: Callable[[], None]) -> Iterator[None]:
+        """Inside, ``on_hang_up`` is called when the client closes the connection: no task has to wait for it. The
+        request's body must have been read."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            on_hang_up()
+        else:
+            cycle.flow.resume_reading()  # a large body may have paused it, and then no end would be seen
+        self._on_hang_up = on_hang_up
+        try:
+            yield
+        finally:
+            self._on_hang_up = None
+
+    def hung_up(self) -> None:
+        """The connection is gone."""
+        if self._on_hang_up is not None:
+            self._on_hang_up()
 
 
 def direct_body(scope: Scope) -> DirectBody | None:
@@ -96,6 +119,9 @@ class BoundedProtocol(HttpToolsProtocol):
             # uvicorn tells the request that came last, which may still wait for the one that is being answered.
             running.disconnected = True
             running.message_event.set()
+            direct: DirectBody | None = running.scope.get(_DIRECT)  # type: ignore[assignment]  # put there by us
+            if direct is not None:
+                direct.hung_up()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from common.errors import HeadraceError, StreamExpired
 from common.events import TERMINAL, CancelReason, ChoiceFinished, Ended, Failed, Milestone, Recorded, Tokens
-from edge.body import gone
+from edge.body import watching
 from edge.boundary import ClientGone
 from edge.figures import GenerationFigures
 from edge.translate.failures import deadline_passed, failure_of
@@ -17,7 +17,7 @@ from edge.translate.failures import deadline_passed, failure_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from starlette.types import Receive
+    from starlette.requests import Request
 
     from common.events import EngineRequest
     from edge.dependencies import Services
@@ -67,21 +67,21 @@ class GenerationReader:
         """What to do when the log has lost the request before anything of its answer was shown (a failover)."""
         self._resubmit = submit
 
-    async def started(self, receive: Receive, hold_s: float) -> None:
+    async def started(self, request: Request, hold_s: float) -> None:
         """Waits until a worker has taken the request up, at most ``hold_s``, so that an early failure can still be an
         HTTP error. Raises that failure, or `ClientGone`."""
-        give_up_at = time.monotonic() + hold_s
-        client = asyncio.ensure_future(gone(receive))
         try:
-            while all(isinstance(recorded.event, Milestone) for recorded in self._early):
-                left_s = max(0.0, give_up_at - time.monotonic())
-                events = await self._take_within(left_s, client)
-                if events is None:
-                    return
-                self._early += events
-        finally:
-            client.cancel()
+            with watching(request, self.client_gone):
+                async with asyncio.timeout(hold_s):
+                    while all(isinstance(recorded.event, Milestone) for recorded in self._early):
+                        self._early += await self._take()
+        except TimeoutError:
+            return
         self._raise_early_failure()
+
+    def client_gone(self) -> None:
+        """Whoever waits for events gets `ClientGone`."""
+        self._follower.interrupt(ClientGone())
 
     async def is_silent(self, seconds: float) -> bool:
         """Whether nothing comes within ``seconds``; what comes is kept for `next`. Raises as `next` does."""
@@ -157,20 +157,6 @@ class GenerationReader:
                 direct.take(events)
         except Exception as error:  # noqa: BLE001 - it is raised again where the reader waits; others go on
             self._follower.interrupt(error)
-
-    async def _take_within(self, seconds: float, client: asyncio.Future[None]) -> list[Recorded] | None:
-        """The next events; None when there are none in time. Raises `ClientGone` when ``client`` is done first."""
-        events = asyncio.ensure_future(self._take())
-        try:
-            waited: set[asyncio.Future[Any]] = {client, events}
-            await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if events.done():
-                return events.result()
-        finally:
-            events.cancel()
-        if client.done():
-            raise ClientGone
-        return None
 
     async def _take(self) -> list[Recorded]:
         while True:

@@ -13,16 +13,19 @@ client takes half an answer for a whole one.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from edge.config import StreamSettings
+    from edge.http_protocol import DirectBody
 
 # The library would end every stream the moment SIGTERM arrives; the edge drains its streams itself.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -80,18 +83,24 @@ class EventStream(EventSourceResponse):
 
     ``on_close`` is called exactly once when the response is over in whatever way: completed, reader gone, cancelled
     before the first byte. It must not block.
+
+    With ``direct`` and ``on_hang_up``, which makes ``body`` raise, the connection itself calls when it is lost, and a
+    timer writes the pings: the library has a task for each of these, and one more for shutting down.
     """
 
     def __init__(
         self,
-        body: AsyncIterator[bytes],
+        body: AsyncGenerator[bytes, None],
         settings: StreamSettings,
         *,
         with_ids: bool,
         headers: dict[str, str],
         on_close: Callable[[], None],
+        on_hang_up: Callable[[], None] | None = None,
+        direct: DirectBody | None = None,
     ) -> None:
         ping = PING_WITH_IDS if with_ids else PING_BARE
+        self._body = body
         super().__init__(
             body,
             headers={"Cache-Control": "no-cache", **headers},
@@ -101,14 +110,46 @@ class EventStream(EventSourceResponse):
             send_timeout=settings.send_timeout_s,
         )
         self._on_close = on_close
+        self._on_hang_up = on_hang_up
+        self._direct = direct
+        self._ping_bytes = ping
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `StreamCut` when the body does, or when the reader takes nothing for the send time-out."""
         try:
-            await super().__call__(scope, receive, send)
+            if self._direct is not None and self._on_hang_up is not None and scope.get("http_version") != "1.0":
+                with self._direct.watching(self._on_hang_up):
+                    await self._write(send)
+            else:
+                await super().__call__(scope, receive, send)
         except StreamHandedOver:
             pass  # returning without the end of the answer cuts the connection
         except SendTimeoutError as error:
             raise StreamCut("the reader took nothing for too long") from error
         finally:
             self._on_close()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._ping_later()
+        try:
+            async with aclosing(self._body) as body:
+                async for block in body:
+                    message = {"type": "http.response.body", "body": block, "more_body": True}
+                    await self._send_with_timeout(send, message)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        # In the same turn of the loop as the last block, so that both are one write to the socket.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _ping_later(self) -> None:
+        if self.ping_interval:
+            self._timer = asyncio.get_running_loop().call_later(self.ping_interval, self._ping_now)
+
+    def _ping_now(self) -> None:
+        """A client that is behind needs none: it has something to read."""
+        if self._direct is not None and self._direct.is_ready:
+            self._direct.write(self._ping_bytes)
+        self._ping_later()

@@ -115,6 +115,10 @@ class Submitter:
                     await asyncio.sleep(0.5)
             self._idle.set()
 
+    async def watch_memory(self) -> None:
+        """Keeps knowing how full the log is, until cancelled."""
+        await self._submission.watch_memory()
+
     async def flush(self, within_s: float) -> bool:
         """Waits until all cancellations are sent, for at most ``within_s``; whether they were."""
         try:

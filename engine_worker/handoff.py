@@ -63,6 +63,7 @@ class StepReports:
         self._limit = limit
         self._reports: list[StepReport] = []
         self._changed = threading.Condition()
+        self._is_out = threading.Event()
         self._wake: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -77,6 +78,17 @@ class StepReports:
         with self._changed:
             self._reports.append(report)
         self._wake()
+
+    def put_and_let_out(self, report: StepReport, timeout_s: float) -> None:
+        """Engine thread. As `put`, and wait for `all_out`, so that what it says goes out before cores are computed on
+        again; in vain when ``timeout_s`` is over."""
+        self._is_out.clear()
+        self.put(report)
+        self._is_out.wait(timeout_s)
+
+    def all_out(self) -> None:
+        """I/O loop: what was taken is in the log, and readers have been told."""
+        self._is_out.set()
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Engine thread: whether one more report may be made."""

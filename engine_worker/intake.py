@@ -29,6 +29,8 @@ _BLOCK_MS: Final = 500
 _BUSY_WAIT_S: Final = 0.05
 _BACKOFF_S: Final = 0.5
 _DEADLINE_TICK_S: Final = 0.1
+# An idle engine begins as soon as it is given the interpreter. What this thread has to do now, it does beside the step.
+_HANDOVER_S: Final = 50e-6
 
 
 class Queue(Protocol):
@@ -201,6 +203,8 @@ class Intake:
                 self._suspects.admit(resumed)
             else:
                 self._commands.put(Add(resumed.live.request_id, resumed.sequences))
+                if self._output.num_sequences == len(resumed.sequences):
+                    time.sleep(_HANDOVER_S)
 
     def _refuse(self, owned: Owned, error: HeadraceError, now: float) -> None:
         """End a request that cannot be run at all, in its log."""

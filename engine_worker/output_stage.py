@@ -140,6 +140,7 @@ class OutputStage:
         while self._dirty:
             await self._write()
             self._absorb(self._reports.take_all())
+        self._reports.all_out()
 
     async def _write(self) -> None:
         batch, self._dirty = self._dirty, {}

@@ -10,11 +10,13 @@ from common.errors import HeadraceError
 from common.events import FinishReason
 from engine_worker.engine import Engine, EngineStats
 from engine_worker.handoff import Add, Commands, Drop, Finish, Halt, Progress, Refused, StepReports
-from engine_worker.step import StepPlan
+from engine_worker.step import StepPlan, StepResult
 from engine_worker.step_limits import StepLimits
 
 _IDLE_S: Final = 0.5
 _IDLE_ALLOWANCE_S: Final = 5.0
+_LET_OUT_STREAMS: Final = 2  # with more of them others would wait for it
+_LET_OUT_S: Final = 0.002
 
 
 class StepLoop:
@@ -46,7 +48,15 @@ class StepLoop:
             if self._is_halted or not self._engine.has_work or not self.reports.wait_for_room(_IDLE_S):
                 continue
             self.progress.announce(self._max_step_s)
-            self.reports.put(self._engine.step(time.time()))
+            self._report(self._engine.step(time.time()))
+
+    def _report(self, result: StepResult) -> None:
+        """The next step takes all cores, and would keep log, edge and client from showing a first token at once: each
+        of them would wait for a core in its turn. So the step waits for the token, where hardly anybody else does."""
+        if len(result.sampled) <= _LET_OUT_STREAMS and any(s.sequence.num_output_tokens == 1 for s in result.sampled):
+            self.reports.put_and_let_out(result, _LET_OUT_S)
+        else:
+            self.reports.put(result)
             self._learn()
 
     def _before_execute(self, plan: StepPlan) -> None:

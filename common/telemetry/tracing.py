@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
@@ -46,6 +46,7 @@ SpanEvent = tuple[str, float, Attributes]  # name, unix time, attributes
 _ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _next_root: ContextVar[int | None] = ContextVar("headrace_next_root_trace_id", default=None)
 _propagator: Final = TraceContextTextMapPropagator()
+_NO_SPAN: Final = nullcontext(trace.INVALID_SPAN)
 
 
 class RequestIdGenerator(RandomIdGenerator):
@@ -123,6 +124,9 @@ class Tracing:
     ) -> Iterator[Span]:
         """The SERVER span of one HTTP request, current inside. A valid ``traceparent`` in ``client`` (lower-case
         header names) is its parent; otherwise it is a root whose trace id follows from ``request_id``."""
+        if self._provider is None and "traceparent" not in client:
+            yield trace.INVALID_SPAN
+            return
         parent = self.extract(client)
         token = _next_root.set(None if traceparent_trace_id(client) else trace_id_of(request_id))
         try:
@@ -133,7 +137,6 @@ class Tracing:
         with trace.use_span(span, end_on_exit=True):
             yield span
 
-    @contextmanager
     def span(
         self,
         name: str,
@@ -141,9 +144,15 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         parent: Carrier | None = None,
         attributes: Attributes | None = None,
-    ) -> Iterator[Span]:
+    ) -> AbstractContextManager[Span]:
         """A span around a block, current inside. Without ``parent`` it is a child of the current span. An exception
         is recorded, marks the span as failed and passes on."""
+        if self._provider is None and parent is None:
+            return _NO_SPAN  # what is current, a client's context say, remains so
+        return self._span(name, kind, parent, attributes)
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, parent: Carrier | None, attributes: Attributes | None) -> Iterator[Span]:
         context = None if parent is None else self.extract(parent)
         with self._tracer.start_as_current_span(name, context, kind, attributes) as span:
             yield span
@@ -174,6 +183,8 @@ class Tracing:
     def inject(self, span: Span | None = None) -> dict[str, str]:
         """W3C context of ``span`` (default: the current one) as a plain dict; empty when there is none."""
         carrier: dict[str, str] = {}
+        if span is None and trace.get_current_span() is trace.INVALID_SPAN:
+            return carrier
         _propagator.inject(carrier, None if span is None else trace.set_span_in_context(span))
         return carrier
 

@@ -38,8 +38,13 @@ class Batch:
         names.append(keys.lease(self.partition, worker))
         return names
 
-    def arguments(self, settings: RedisSettings, token: str, reader_timeout_ms: int) -> list[Any]:
-        arguments: list[Any] = [GROUP, settings.retention_s, reader_timeout_ms, token]
+    def arguments(
+        self, settings: RedisSettings, keys: Keys, token: str, reader_timeout_ms: int, *, pushes: bool
+    ) -> list[Any]:
+        """``pushes``: the script pushes the frames itself, to channels that stand on the same server."""
+        channel = keys.bus(0, "") if pushes else ""
+        head = len(keys.request(self.items[0].request_id).encode()) - len(self.items[0].request_id)
+        arguments: list[Any] = [GROUP, settings.retention_s, reader_timeout_ms, token, channel, head]
         for item, payloads in zip(self.items, self.payloads, strict=True):
             arguments += (item.epoch, item.first_n, int(item.is_final), len(payloads), *payloads)
         return arguments
@@ -59,7 +64,7 @@ class Batch:
         ]
 
     def frames(self, reply: Any) -> Iterator[tuple[bytes, list[Frame]]]:
-        """What to push: everything that is in the log now (again, after a repetition: it may not have been pushed)."""
+        """What to push where the script does not: everything that is in the log now, again after a repetition."""
         for item, payloads, (code, _, edges, _) in zip(self.items, self.payloads, reply, strict=True):
             if code in (1, 2) and edges:
                 yield edges, [Frame(item.request_id, item.first_n + k, data) for k, data in enumerate(payloads)]

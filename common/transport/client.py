@@ -79,6 +79,11 @@ class LogClient:
         """Close all connections. No call may be in flight."""
         await self.connections.close()
 
+    @property
+    def waits_for_replicas(self) -> bool:
+        """What is written counts only once replicas have it."""
+        return self.settings.durability == "strict" and self.settings.strict_replicas > 0
+
     async def ping(self) -> float:
         """Round trip in seconds, without retries. Raises `LogUnavailable`."""
         start = time.monotonic()
@@ -154,10 +159,9 @@ class LogClient:
             return await self._send("EVAL", script.text, *tail, key=keys[0], is_durable=is_durable)
 
     async def _send(self, *args: Any, key: str, is_durable: bool) -> Any:
-        replicas = self.settings.strict_replicas if self.settings.durability == "strict" else 0
-        if not (is_durable and replicas):
+        if not (is_durable and self.waits_for_replicas):
             return await self.connections.execute(*args, key=key)
-        wait_ms = self.settings.strict_wait_ms
+        replicas, wait_ms = self.settings.strict_replicas, self.settings.strict_wait_ms
         reply, acknowledged = await self.connections.execute_and_wait(
             *args, key=key, replicas=replicas, wait_ms=wait_ms
         )

@@ -13,7 +13,8 @@ import time
 import uuid
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from common.errors import InvalidRequest
 
@@ -57,6 +58,23 @@ def idempotent_request_id(tenant: str, key: str, partitions: int) -> str:
     return f"{value.int % partitions}-{value}"
 
 
+class _Names(NamedTuple):
+    """Of one request."""
+
+    partition: int
+    request: str
+    output: str
+
+
+@lru_cache(maxsize=8192)  # a worker asks for them at each token
+def _names_of(prefix: str, partitions: int, request_id: str) -> _Names:
+    match = _REQUEST_ID.fullmatch(request_id)
+    if match is None or int(match[1]) >= partitions:
+        raise InvalidRequest(f"not a request id of this deployment: {request_id[:80]!r}", param="request_id")
+    tagged = f"{prefix}{{{match[1]}}}"
+    return _Names(int(match[1]), f"{tagged}:req:{request_id}", f"{tagged}:out:{request_id}")
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Names for one deployment: ``prefix`` (with its separator, such as ``headrace:``) and the partition count."""
@@ -66,17 +84,14 @@ class Keys:
 
     def partition(self, request_id: str) -> int:
         """The partition of a request id. Raises `InvalidRequest` when it is not an id of this deployment."""
-        match = _REQUEST_ID.fullmatch(request_id)
-        if match is None or int(match[1]) >= self.partitions:
-            raise InvalidRequest(f"not a request id of this deployment: {request_id[:80]!r}", param="request_id")
-        return int(match[1])
+        return _names_of(self.prefix, self.partitions, request_id).partition
 
     def _of(self, partition: int, rest: str) -> str:
         return f"{self.prefix}{{{partition}}}:{rest}"
 
     def request(self, request_id: str) -> str:
         """Hash: state of one request."""
-        return self._of(self.partition(request_id), f"req:{request_id}")
+        return _names_of(self.prefix, self.partitions, request_id).request
 
     def all_requests(self, partition: int) -> str:
         """Pattern of the hashes of a partition's requests."""
@@ -84,7 +99,7 @@ class Keys:
 
     def output(self, request_id: str) -> str:
         """Stream: the events of one request, ids ``<n>-0``."""
-        return self._of(self.partition(request_id), f"out:{request_id}")
+        return _names_of(self.prefix, self.partitions, request_id).output
 
     def queue(self, partition: int, model: str, queue_class: QueueClass) -> str:
         """Stream: admitted requests of one model and class."""

@@ -118,16 +118,21 @@ class Ownership:
         return owned
 
     async def append(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
-        """Append what one engine step produced, then push frames to the edges that read these requests; of a large
+        """Append what one engine step produced, and push frames to the edges that read these requests; of a large
         step what is in the log already, while the rest is being appended.
+
+        Where one call of the script is enough it pushes, too, so that readers do not wait for its answer to come here
+        and for what is pushed to go back. Not in a cluster, and not where an event counts only once replicas have it.
 
         Answers in the order of ``items``. Safe to repeat with the same items, which is what to do after
         `LogUnavailable` (any part may have been appended).
         """
         calls = batches(items, self._client.keys)
-        pushing = _Pushing(self._client)
+        can_script_push = not (self._client.connections.is_cluster or self._client.waits_for_replicas)
+        pushing = None if can_script_push and len(calls) == 1 else _Pushing(self._client)
         replies = await _answers([self._append(batch, pushing) for batch in calls])
-        await pushing.rest()
+        if pushing is not None:
+            await pushing.rest()
         outcomes: dict[int, AppendOutcome] = {}
         for batch, reply in zip(calls, replies, strict=True):
             if not isinstance(reply, BaseException):
@@ -265,12 +270,19 @@ class Ownership:
         failure = Failed(epoch=epoch, t=time.time(), code=error.code, message=error.message)
         await self.append([AppendItem(request_id, epoch, length + 1, (failure,), is_final=True)])
 
-    async def _append(self, batch: Batch, pushing: _Pushing) -> list[AppendOutcome]:
+    async def _append(self, batch: Batch, pushing: _Pushing | None) -> list[AppendOutcome]:
         names = batch.keys(self._client.keys, self._model, self._lease.worker)
-        arguments = batch.arguments(self._client.settings, self._lease.token, self._reader_timeout_ms())
+        arguments = batch.arguments(
+            self._client.settings,
+            self._client.keys,
+            self._lease.token,
+            self._reader_timeout_ms(),
+            pushes=pushing is None,
+        )
         reply = await self._client.run(scripts.APPEND, names, arguments, is_durable=True)
         outcomes = batch.outcomes(reply)
-        await pushing.add(batch.frames(reply))
+        if pushing is not None:
+            await pushing.add(batch.frames(reply))
         return outcomes
 
     def _reader_timeout_ms(self) -> int:

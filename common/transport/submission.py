@@ -48,6 +48,10 @@ class Submission:
         self._memory = MemoryWatch(client)
         self._elsewhere = Elsewhere(client)
 
+    async def watch_memory(self) -> None:
+        """For processes that submit often: looks how full the log is, until cancelled, so that submissions need not."""
+        await self._memory.run()
+
     async def submit(
         self,
         request: EngineRequest,

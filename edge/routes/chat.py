@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 from edge.generation import CHAT, create
 from edge.openai.chat import ChatCompletionRequest
 from edge.openapi import json_body
+from edge.routes.plain_route import PlainRoute
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=PlainRoute)
 
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatCompletionRequest))

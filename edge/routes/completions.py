@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 from edge.generation import COMPLETION, create
 from edge.openai.completions import CompletionRequest
 from edge.openapi import json_body
+from edge.routes.plain_route import PlainRoute
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=PlainRoute)
 
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))

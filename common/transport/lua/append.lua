@@ -1,11 +1,43 @@
--- Append consecutive events to each of several requests.
+-- Append consecutive events to each of several requests, and push them to the edges that read these.
 -- KEYS: load hash, queues in class order (5), then (request hash, output stream) for each request, then the lease
--- ARGV: group, retention s, reader timeout ms, incarnation token,
+-- ARGV: group, retention s, reader timeout ms, incarnation token, what the name of an edge's channel begins with (''
+--       where the caller pushes), length of what stands before the request id in the name of a request hash,
 --       then for each request: epoch, number of the first event, '1' if the last one is terminal, count, payloads
 -- Reply for each request: {code, length of the log, edges, cancel reason or ''}
 --   0 fenced   1 appended   2 all of it was there   4 gap: the log is shorter than it should be
+-- Pushed is what is in the log now, again after a repetition: it may not have been pushed.
 local now = now_ms()
-local replies, a = {}, 5
+local channel, head = ARGV[5], tonumber(ARGV[6])
+local replies, frames, a = {}, {}, 7
+
+-- In MessagePack: an array of frames, each an array of request id, number and payload.
+local function big_endian(marker, format, number) return string.char(marker) .. struct.pack(format, number) end
+local function keep(edges, req, first, last)
+  local waiting = frames[edges]
+  if not waiting then
+    waiting = {}
+    frames[edges] = waiting
+  end
+  local rid = string.sub(req, head + 1)
+  local begin = string.char(0x93, 0xd9, #rid) .. rid
+  for n = first, last do
+    local payload = ARGV[a + 4 + n - first]
+    local size = #payload
+    local bin
+    if size < 256 then bin = string.char(0xc4, size)
+    else bin = big_endian(0xc6, '>I4', size) end
+    waiting[#waiting + 1] = begin .. cmsgpack.pack(n) .. bin .. payload
+  end
+end
+local function push()
+  for edges, waiting in pairs(frames) do
+    local count = #waiting
+    local begin = count < 16 and string.char(0x90 + count) or big_endian(0xdd, '>I4', count)
+    local message = begin .. table.concat(waiting)
+    for edge in string.gmatch(edges, '[^,]+') do redis.pcall('PUBLISH', channel .. edge, message) end
+  end
+end
+
 for i = 1, (#KEYS - 7) / 2 do
   local req, out = KEYS[5 + 2 * i], KEYS[6 + 2 * i]
   local first, count = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 3])
@@ -33,6 +65,10 @@ for i = 1, (#KEYS - 7) / 2 do
     end
     replies[i] = {1, last, m[4], cancel}
   end
+  if channel ~= '' and m[4] and m[4] ~= '' and (replies[i][1] == 1 or replies[i][1] == 2) then
+    keep(m[4], req, first, last)
+  end
   a = a + 4 + count
 end
+push()
 return replies

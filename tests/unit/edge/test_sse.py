@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.boundary import ClientGone
 from edge.config import StreamSettings
+from edge.http_protocol import DirectBody
 from edge.sse import EventStream, StreamCut, frame_bare, frame_with_ids, parse_position
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST"}
@@ -96,3 +98,121 @@ class TestEventStream:
         with pytest.raises(StreamCut):
             await self.stream(body(), closed, send_timeout_s=0.05)(SCOPE, _nobody_leaves, send)
         assert closed == ["closed"]
+
+
+class Connection:
+    """What `DirectBody` sees of one that takes everything."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.flow = self.transport = self
+        self.write_paused = self.disconnected = self.response_complete = False
+        self.chunked_encoding = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+class TestOnItsConnection:
+    """A stream that the connection itself tells of its end, and whose pings a timer writes."""
+
+    @pytest.fixture
+    def connection(self) -> Connection:
+        return Connection()
+
+    async def test_it_is_written_to_its_end_and_closed_once(self, connection: Connection) -> None:
+        closed: list[str] = []
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            yield b"data: 1\n\n"
+            yield b"data: 2\n\n"
+
+        sent = await self.run(body(), connection, closed)
+        assert [(m.get("body"), m.get("more_body")) for m in sent[1:]] == [
+            (b"data: 1\n\n", True),
+            (b"data: 2\n\n", True),
+            (b"", False),
+        ]
+        assert closed == ["closed"]
+
+    async def test_pings_are_written_while_nothing_else_is(self, connection: Connection) -> None:
+        async def body() -> AsyncGenerator[bytes, None]:
+            async with asyncio.timeout(30):
+                for _ in range(3000):
+                    if len(connection.written) >= 2:
+                        break
+                    await asyncio.sleep(0.01)
+            yield b"data: 1\n\n"
+
+        await self.run(body(), connection, [], ping_interval_s=0.01)
+        assert set(connection.written) == {b"8\r\n: ping\n\n\r\n"}
+
+    async def test_a_client_that_is_behind_gets_no_ping(self, connection: Connection) -> None:
+        connection.write_paused = True
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            await asyncio.sleep(0.05)
+            yield b"data: 1\n\n"
+
+        await self.run(body(), connection, [], ping_interval_s=0.01)
+        assert connection.written == []
+
+    async def test_a_body_that_hears_of_the_hang_up_ends_it(self, connection: Connection) -> None:
+        gone = asyncio.Event()
+        closed: list[str] = []
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            await gone.wait()
+            raise ClientGone
+            yield b""
+
+        direct = direct_of(connection)
+        running = asyncio.ensure_future(self.run(body(), connection, closed, direct=direct, on_hang_up=gone.set))
+        await asyncio.sleep(0)
+        direct.hung_up()
+        with pytest.raises(ClientGone):
+            await running
+        assert closed == ["closed"]
+
+    async def test_of_one_that_was_gone_before_it_is_told_at_once(self, connection: Connection) -> None:
+        connection.disconnected = True
+        told: list[str] = []
+        with direct_of(connection).watching(lambda: told.append("gone")):
+            assert told == ["gone"]
+
+    async def run(
+        self,
+        body: AsyncGenerator[bytes, None],
+        connection: Connection,
+        closed: list[str],
+        *,
+        direct: DirectBody | None = None,
+        on_hang_up: Any = None,
+        **settings: Any,
+    ) -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        stream = EventStream(
+            body,
+            StreamSettings(**settings),
+            with_ids=False,
+            headers={},
+            on_close=lambda: closed.append("closed"),
+            on_hang_up=on_hang_up or (lambda: None),
+            direct=direct or direct_of(connection),
+        )
+        await stream(SCOPE, _nobody_leaves, send)
+        return sent
+
+
+def direct_of(connection: Connection) -> DirectBody:
+    return DirectBody(connection)  # type: ignore[arg-type]

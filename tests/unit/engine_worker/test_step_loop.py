@@ -113,6 +113,20 @@ def test_what_the_engine_raises_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -
         loop.run()
 
 
+def test_what_is_let_out_is_waited_for_until_it_is_out() -> None:
+    reports = StepReports(10)
+    reports.on_report(lambda: threading.Thread(target=reports.all_out).start())
+    reports.put_and_let_out(StepResult(step=1, t=0.0), timeout_s=120.0)
+    assert [report.step for report in reports.take_all()] == [1]
+
+
+def test_what_nobody_lets_out_is_waited_for_in_vain() -> None:
+    reports = StepReports(10)
+    reports.all_out()  # of an earlier one
+    reports.put_and_let_out(StepResult(step=1, t=0.0), timeout_s=0.01)
+    assert [report.step for report in reports.take_all()] == [1]
+
+
 def test_each_step_is_announced_with_the_time_that_steps_like_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     world, announced = World(), []
     execute = world.runner.execute
