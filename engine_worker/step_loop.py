@@ -48,7 +48,9 @@ class StepLoop:
             if self._is_halted or not self._engine.has_work or not self.reports.wait_for_room(_IDLE_S):
                 continue
             self.progress.announce(self._max_step_s)
-            self._report(self._engine.step(time.time()))
+            result = self._engine.step(time.time())
+            self._learn()
+            self._report(result)
 
     def _report(self, result: StepResult) -> None:
         """The next step takes all cores, and would keep log, edge and client from showing a first token at once: each
@@ -57,7 +59,6 @@ class StepLoop:
             self.reports.put_and_let_out(result, _LET_OUT_S)
         else:
             self.reports.put(result)
-            self._learn()
 
     def _before_execute(self, plan: StepPlan) -> None:
         self.progress.announce(self._limits.limit_s(plan))
