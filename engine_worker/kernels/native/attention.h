@@ -78,7 +78,8 @@ static void finish_tile(const Part& p, const Item& it, const Shape& s, const Ste
     T* to = out + (token * s.heads + it.head * G + row % G) * s.head_size;
     const Vec inverse = broadcast(1.f / p.l[r]);
     for (long i = 0; i < s.head_size; i += LANES)
-      store(to + i, mul(load(p.o + r * width + i), inverse), first(s.head_size - i));
+      // plus zero: a chunk of which a row sees nothing can change the sign of a zero, which shall not be seen
+      store(to + i, add(mul(load(p.o + r * width + i), inverse), zero()), first(s.head_size - i));
   }
 }
 static INLINE long tokens_before(const Step& step, long sequence) {
@@ -106,7 +107,7 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
   const long n = (long)items.size();
   team.each_ahead(n, [&](long i, long then) {
     const Item& it = items[i];
-    Tile<C> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, {}, {}};
+    Tile<C> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, (s.cap > 0 ? 1.f : s.scale) * LOG2_E, {}, {}};
     const long start = step.query_start[it.sequence], before = tokens_before(step, it.sequence);
     auto coming = [&](int chunk) {
       if (chunk + 1 < it.chunk1) return coming_chunk(it, chunk + 1, s, step);
@@ -125,11 +126,10 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
       }
       return;
     }
-    clear(sum, it.rows, width);
     for (int k = it.chunk0; k < it.chunk1; k++) {
       x.coming = coming(k);
-      chunk(x, it.rows, k, tmp);
-      fold(sum, tmp, it.rows, width);
+      chunk(x, it.rows, k, k == it.chunk0 ? sum : tmp);
+      if (k > it.chunk0) fold(sum, tmp, it.rows, width);
     }
     finish_tile(sum, it, s, step, width, out);
   });
@@ -138,9 +138,9 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
   team.each((long)a.schedule.splits.size(), 1, [&](long i) {
     const Split& split = a.schedule.splits[i];
     const Item& it = items[split.first_item];
-    clear(sum, it.rows, width);
-    for (int k = 0; k < split.chunks; k++) fold(sum, a.parts[it.part + k], it.rows, width);
-    finish_tile(sum, it, s, step, width, out);
+    Part& all = a.parts[it.part];
+    for (int k = 1; k < split.chunks; k++) fold(all, a.parts[it.part + k], it.rows, width);
+    finish_tile(all, it, s, step, width, out);
   });
 }
 

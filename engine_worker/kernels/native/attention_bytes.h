@@ -20,7 +20,8 @@ struct Query<ByteCache> {
   }
 };
 template <int MR, int W>
-static INLINE void score(const Tile<ByteCache>& x, const Pieces<ByteCache>& pieces, bool first, int r0, long u, float (*s)[CHUNK]) {
+static INLINE void score(const Tile<ByteCache>& x, const Pieces<ByteCache>& pieces, bool first, int r0, long u,
+                         Scores<float, MR>& s) {
   const ByteCache& c = x.cache;
   const Fixed* fixed = x.q.fixed + r0;
   Sums sums[W][2 * MR][2] = {};
@@ -41,7 +42,7 @@ static INLINE void score(const Tile<ByteCache>& x, const Pieces<ByteCache>& piec
       for (int i = 0; i < MR; i++)
         acc[i][j] = mul(joined(sums[w][2 * i][j], sums[w][2 * i + 1][j], fixed[i]), scale);
     }
-    store_scores<ByteCache, MR>(x, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc, s, (u + w) * UNIT);
+    store_scores(x.see, x.scale, x.cap, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc, (u + w) * UNIT, s);
   }
 }
 template <int MR, int W>
@@ -78,7 +79,8 @@ static INLINE Fixed scaled_parts(float* s, const float* scales, long n, int8_t* 
 template <int MR>
 static void chunk_rows(const Tile<ByteCache>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
   constexpr int W = MR <= ByteCache::ROWS / 2 ? 2 : 1;
-  alignas(64) float s[MR][CHUNK], scales[CHUNK];
+  Scores<float, MR> s;
+  alignas(64) float scales[CHUNK];
   alignas(64) int8_t p[2 * MR][CHUNK];
   Fixed fixed[MR];
   const long n = (g1 - g0) * GROUP, token_units = n / UNIT, units = x.cache.padded_head / UNIT;
@@ -91,10 +93,8 @@ static void chunk_rows(const Tile<ByteCache>& x, int r0, long t0, long g0, long 
     const bf16* from = x.cache.value_scales(x.values(pieces.group0 + g));
     for (long j = 0; j < GROUP; j += LANES) store(scales + g * GROUP + j, load(from + j));
   }
-  for (int i = 0; i < MR; i++) {
-    softmax(s[i], n, m + i, l + i);
-    fixed[i] = scaled_parts(s[i], scales, n, p[2 * i], p[2 * i + 1]);
-  }
+  softmax(s, n, x.log2_scale, m, l);
+  for (int i = 0; i < MR; i++) fixed[i] = scaled_parts(s.s[i], scales, n, p[2 * i], p[2 * i + 1]);
   for (; d + W <= units; d += W) weigh<MR, W>(x, pieces, first, p, fixed, d, o);
   if (d < units) weigh<MR, 1>(x, pieces, first, p, fixed, d, o);
 }

@@ -5,11 +5,13 @@
 namespace headrace {
 
 static const int CHUNK = 256;     // tokens that share one softmax; chunks count from position 0 and are folded in order
-static const int GROUPS = CHUNK / GROUP;
 static const int MAX_ROWS = 48;   // query rows (token x head of the group) of a tile
+static const float LOG2_E = 1.44269504f;
 
-struct Part {  // of MAX_ROWS rows: maximum, sum of exponentials, weighted values (not yet divided by the sum)
-  float m[MAX_ROWS], l[MAX_ROWS];
+// Of MAX_ROWS rows: maximum of the scores in units of log2(e), so that exponentials are powers of 2; sum of exponentials;
+// weighted values (not yet divided by the sum)
+struct Part {
+  alignas(64) float m[MAX_ROWS], l[MAX_ROWS];
   float* o;  // [MAX_ROWS][padded_head]
 };
 struct Visible {  // tokens a row sees: low <= t < end
@@ -33,7 +35,7 @@ struct Tile {
   C cache;
   const int32_t* table;
   long head;
-  float scale, cap;
+  float scale, cap, log2_scale;  // the last makes powers of 2 of what is stored as scores
   Visible see;
   Coming coming;
 
@@ -71,40 +73,80 @@ struct Pieces {
   }
   Ahead<1> none() const { return {(const char*)x.q.rows, 0}; }
 };
-static void softmax(float* s, long n, float* m, float* l) {
-  Vec mx = broadcast(-INFINITY), sum = zero();
-  for (long j = 0; j < n; j += LANES) mx = max(mx, load(s + j));
-  const float top = reduce_max(mx);
-  const Vec vm = broadcast(top == -INFINITY ? 0.f : top);
-  for (long j = 0; j < n; j += LANES) {
-    Vec x = load(s + j);
-    x = or_zero(differs(x, broadcast(-INFINITY)), exp_neg(sub(x, vm)));
-    sum = add(sum, x);
-    store(s + j, x);
+// The scores of some rows, written over by their weights. Rows lie an odd number of cache lines apart: several are read at
+// a time, which shall lie in different sets of the cache.
+static constexpr int SCORE_ROW = CHUNK + 16;
+template <class T, int MR>
+struct Scores {
+  static constexpr long WEIGHT_ROW = SCORE_ROW * sizeof(float) / sizeof(T);
+  alignas(64) float s[MR][SCORE_ROW];
+  Vec top[MR];  // maximum of each row, by lane
+  T* weights(int row) { return (T*)s[row]; }
+  Scores() {
+    for (Vec& t : top) t = broadcast(-INFINITY);
   }
-  *m = top, *l = reduce_add(sum);
-}
-// Scores of UNIT tokens from t on: scaled, capped, and -inf where a row does not see them
-template <class C, int MR>
-static INLINE void store_scores(const Tile<C>& x, int r0, long t, Vec (&acc)[MR][2], float (*s)[CHUNK], long at) {
-  const bool all_seen = x.see.end[r0] >= t + UNIT && x.see.low[r0 + MR - 1] <= t;
-  for (int i = 0; i < MR; i++)
+};
+// Scores of UNIT tokens from t on, at place `at` of the chunk: -inf where a row does not see them. Those with a cap are
+// scaled, too.
+template <class T, int MR>
+static INLINE void store_scores(const Visible& see, float scale, float cap, int r0, long t, const Vec (&acc)[MR][2], long at,
+                                Scores<T, MR>& out) {
+  const bool all_seen = see.end[r0] >= t + UNIT && see.low[r0 + MR - 1] <= t;
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; i++) {
+    Vec v[2] = {acc[i][0], acc[i][1]};
     for (int j = 0; j < 2; j++) {
-      Vec v = mul(acc[i][j], broadcast(x.scale));
-      if (x.cap > 0) v = soft_cap(v, broadcast(x.cap));
+      if (cap > 0) v[j] = soft_cap(mul(v[j], broadcast(scale)), broadcast(cap));
       if (!all_seen) {
         const long from = t + j * LANES;
-        v = choose(between(x.see.low[r0 + i] - from, x.see.end[r0 + i] - from), v, broadcast(-INFINITY));
+        v[j] = choose(between(see.low[r0 + i] - from, see.end[r0 + i] - from), v[j], broadcast(-INFINITY));
       }
-      store(&s[i][at + j * LANES], v);
+      store(&out.s[i][at + j * LANES], v[j]);
     }
+    out.top[i] = max(out.top[i], max(v[0], v[1]));
+  }
+}
+// Weights of rows i .. i + R - 1, exp(scale * (score - maximum)): of several at once, since each sum waits for the one
+// before. The maximum is a rounded one: weights of a row may all be larger or smaller by as much.
+template <int R, class T, int MR>
+static INLINE void weights_of(Scores<T, MR>& x, int i, long n, float log2_scale, float* m, float* l) {
+  const Vec scale = broadcast(log2_scale);
+  Vec top[R], sum[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    m[i + r] = reduce_max(x.top[i + r]) * log2_scale;
+    top[r] = broadcast(m[i + r] == -INFINITY ? 0.f : m[i + r]);
+    sum[r] = zero();
+  }
+  for (long j = 0; j < n; j += LANES) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      const Vec e = exp2_neg<T>(fms(load(&x.s[i + r][j]), scale, top[r]));
+      sum[r] = add(sum[r], e);
+      store(x.weights(i + r) + j, e);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) l[i + r] = reduce_add(sum[r]);
+}
+template <class T, int MR>
+static INLINE void softmax(Scores<T, MR>& x, long n, float log2_scale, float* m, float* l) {
+  for (int i = 0; i + 4 <= MR; i += 4) weights_of<4>(x, i, n, log2_scale, m, l);
+  if constexpr (MR % 4 != 0) weights_of<MR % 4>(x, MR / 4 * 4, n, log2_scale, m, l);
+}
+template <int W, int MR>
+static INLINE void clear(Vec (&acc)[W][MR][2]) {
+#pragma GCC unroll 2
+  for (int w = 0; w < W; w++)
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) acc[w][i][0] = acc[w][i][1] = zero();
 }
 // Scores over units u .. u + W - 1 of the chunk. The `first` rows of a tile prefetch for all.
-template <class C, int MR, int W>
-static INLINE void score(const Tile<C>& x, const Pieces<C>& pieces, bool first, int r0, long u, float (*s)[CHUNK]) {
-  using T = typename C::Value;
+template <class C, int MR, int W, class T>
+static INLINE void score(const Tile<C>& x, const Pieces<C>& pieces, bool first, int r0, long u, Scores<T, MR>& s) {
   const C& c = x.cache;
-  Vec acc[W][MR][2] = {};
+  Vec acc[W][MR][2];
+  clear(acc);
   Tiles<T, W, 1> keys;
   for (int w = 0; w < W; w++) {
     const long g = (u + w) / PANELS, panel = (u + w) % PANELS, prefetches = c.head_size * UNIT * sizeof(T) / 64;
@@ -113,14 +155,14 @@ static INLINE void score(const Tile<C>& x, const Pieces<C>& pieces, bool first, 
   }
   multiply<MR>(x.q.rows + r0 * c.head_size, c.head_size, keys, c.head_size, acc);
   for (int w = 0; w < W; w++)
-    store_scores<C, MR>(x, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc[w], s, (u + w) * UNIT);
+    store_scores(x.see, x.scale, x.cap, r0, pieces.group0 * GROUP + (u + w) * UNIT, acc[w], (u + w) * UNIT, s);
 }
 // o[rows][UNIT W columns] = p * values, for units d .. d + W - 1
-template <class C, int MR, int W>
-static INLINE void weigh(const Tile<C>& x, const Pieces<C>& pieces, bool first, const typename C::Value (*p)[CHUNK], long d, float* o) {
-  using T = typename C::Value;
+template <class C, int MR, int W, class T>
+static INLINE void weigh(const Tile<C>& x, const Pieces<C>& pieces, bool first, Scores<T, MR>& s, long d, float* o) {
   const long tile = GROUP * 32, prefetches = GROUP * UNIT * sizeof(T) / 64;
-  Vec acc[W][MR][2] = {};
+  Vec acc[W][MR][2];
+  clear(acc);
   for (long g = 0; g < pieces.groups; g++) {
     const Ahead<1> ahead =
         first ? pieces.ahead(pieces.groups * (1 + d / pieces.wide) + g, W * prefetches) : pieces.none();
@@ -129,7 +171,7 @@ static INLINE void weigh(const Tile<C>& x, const Pieces<C>& pieces, bool first, 
       values.p[w] = x.values(pieces.group0 + g) + (d + w) / PANELS * tile + (d + w) % PANELS * UNIT * C::P;
       values.ahead[w] = ahead.after(w * prefetches);
     }
-    multiply<MR>(&p[0][g * GROUP], CHUNK, values, GROUP, acc);
+    multiply<MR>(s.weights(0) + g * GROUP, s.WEIGHT_ROW, values, GROUP, acc);
   }
   for (int w = 0; w < W; w++)
     for (int i = 0; i < MR; i++)
@@ -140,19 +182,16 @@ template <int MR, class C>
 static void chunk_rows(const Tile<C>& x, int r0, long t0, long g0, long g1, float* m, float* l, float* o) {
   using T = typename C::Value;
   constexpr int W = MR <= C::ROWS / 2 ? 2 : 1;
-  alignas(64) float s[MR][CHUNK];
-  alignas(64) T p[MR][CHUNK];
+  Scores<T, MR> s;
   const long n = (g1 - g0) * GROUP, token_units = n / UNIT, units = x.cache.padded_head / UNIT;
   const bool first = r0 == 0;
   const Pieces<C> pieces{x, t0 / GROUP + g0, g1 - g0, W};
   long u = 0, d = 0;
   for (; u + W <= token_units; u += W) score<C, MR, W>(x, pieces, first, r0, u, s);
   if (u < token_units) score<C, MR, 1>(x, pieces, first, r0, u, s);
-  for (int i = 0; i < MR; i++) softmax(s[i], n, m + i, l + i);
-  for (int i = 0; i < MR; i++)
-    for (long j = 0; j < n; j += LANES) store(&p[i][j], load(&s[i][j]));
-  for (; d + W <= units; d += W) weigh<C, MR, W>(x, pieces, first, p, d, o);
-  if (d < units) weigh<C, MR, 1>(x, pieces, first, p, d, o);
+  softmax(s, n, x.log2_scale, m, l);
+  for (; d + W <= units; d += W) weigh<C, MR, W>(x, pieces, first, s, d, o);
+  if (d < units) weigh<C, MR, 1>(x, pieces, first, s, d, o);
 }
 template <class C>
 static void chunk(const Tile<C>& x, int rows, long index, Part& out) {
@@ -164,19 +203,19 @@ static void chunk(const Tile<C>& x, int rows, long index, Part& out) {
 }
 // a = a folded with the next chunk b
 static void fold(Part& a, const Part& b, int rows, long width) {
+  alignas(64) float fa[MAX_ROWS], fb[MAX_ROWS];
+  for (int r = 0; r < rows; r += LANES) {
+    const Vec ma = load(a.m + r), mb = load(b.m + r), m = max(ma, mb);
+    const Vec from = choose(differs(m, broadcast(-INFINITY)), m, zero());
+    const Vec va = exp2_neg<float>(sub(ma, from)), vb = exp2_neg<float>(sub(mb, from));
+    store(a.m + r, m), store(fa + r, va), store(fb + r, vb);
+    store(a.l + r, fma(load(b.l + r), vb, mul(load(a.l + r), va)));
+  }
   for (int r = 0; r < rows; r++) {
-    if (b.l[r] == 0.f) continue;
-    const float m = std::max(a.m[r], b.m[r]);
-    const float fa = a.l[r] == 0.f ? 0.f : std::exp(a.m[r] - m), fb = std::exp(b.m[r] - m);
-    a.m[r] = m, a.l[r] = a.l[r] * fa + b.l[r] * fb;
-    const Vec va = broadcast(fa), vb = broadcast(fb);
+    const Vec va = broadcast(fa[r]), vb = broadcast(fb[r]);
     float *oa = a.o + r * width, *ob = b.o + r * width;
     for (long i = 0; i < width; i += LANES) store(oa + i, fma(load(ob + i), vb, mul(load(oa + i), va)));
   }
-}
-static void clear(Part& p, int rows, long width) {
-  for (int r = 0; r < rows; r++) p.m[r] = -INFINITY, p.l[r] = 0.f;
-  memset(p.o, 0, sizeof(float) * rows * width);
 }
 
 }  // namespace headrace

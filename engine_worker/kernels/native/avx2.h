@@ -3,6 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -77,6 +78,14 @@ static INLINE Vec nearest(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEARE
 static INLINE Vec times_power(Vec x, Vec n) {  // x 2^n, n whole, -126 <= n <= 0
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+// x = whole + fraction, |fraction| <= 0.5; a fraction of 0 for -inf
+static INLINE Vec fraction(Vec x) {
+  const Vec is_finite = _mm256_cmp_ps(x, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+  return _mm256_and_ps(is_finite, sub(x, nearest(x)));
+}
+static INLINE Vec times_power_or_zero(Vec x, Vec n) {  // x 2^n, n whole; 0 for n < -126
+  return _mm256_and_ps(_mm256_cmp_ps(n, _mm256_set1_ps(-126.f), _CMP_NLT_UQ), times_power(x, n));
 }
 static INLINE Vec with_sign_of(Vec x, Vec y) { return _mm256_or_ps(x, _mm256_and_ps(y, sign_bits())); }  // x >= 0
 static INLINE float reduce_add(Vec x) {

@@ -50,6 +50,9 @@ static INLINE Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); } 
 static INLINE Vec abs(Vec x) { return _mm512_abs_ps(x); }
 static INLINE Vec nearest(Vec x) { return _mm512_roundscale_ps(x, 8); }
 static INLINE Vec times_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x 2^n, n whole, -126 <= n <= 0
+// x = whole + fraction, |fraction| <= 0.5; a fraction of 0 for -inf
+static INLINE Vec fraction(Vec x) { return _mm512_reduce_ps(x, 8); }
+static INLINE Vec times_power_or_zero(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x 2^n, n whole; 0 for n = -inf
 static INLINE Vec with_sign_of(Vec x, Vec y) {  // x >= 0
   const IntVec sign = _mm512_and_si512(_mm512_castps_si512(y), _mm512_set1_epi32((int)0x80000000));
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign));
