@@ -221,6 +221,7 @@ class TestPace:
             num_pinged += 1
             connection[1].transport.pause_reading()
             if num_pinged == 4:
+                await asyncio.sleep(0.1)  # as on a busy machine: more than one ping
                 worker.steps.set()
             await until(lambda: is_slow(edge), within_s=120)  # the buffer of who does not read is full
             connection[1].transport.resume_reading()
@@ -240,7 +241,7 @@ class TestPace:
         assert edge.services.metrics.slow_readers._value.get()
         for request_id, content in answers:
             assert ping in content
-            whole = re.sub(rb"(\n\n)(?:" + ping + rb")+", rb"\1", content.removeprefix(ping))
+            whole = re.sub(rb"(^|\n\n)(?:" + ping + rb")+", rb"\1", content)
             assert b": ping" not in whole, "a ping within a block"
             _, _, raw = split(await get(edge, f"/v1/streams/{request_id}", headers))
             replay = chunks_of(raw).replace(b": ping\n", b"")
