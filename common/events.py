@@ -92,6 +92,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arrival_s: float = 0.0  # unix time at the edge
     deadline_s: float | None = None  # unix time
     tenant: str = ""
+    weight: float = 1.0  # the tenant's share of the model when others want it too, relative to theirs
     cache_salt: str = ""
     adapter: str = ""
     trace: dict[str, str] = msgspec.field(default_factory=dict)  # W3C traceparent / tracestate

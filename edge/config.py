@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from common.config import Flags, Settings
+
+_WEIGHTS: Final = (0.001, 1000.0)
 
 
 class HttpSettings(Settings):
@@ -68,6 +70,11 @@ class LimitSettings(Settings):
     max_tenant_queued_tokens: int = Field(
         0, ge=0, description="Prompt and budgeted output tokens of those requests; 0 = no bound."
     )
+    tenant_weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="Share of each tenant of a model that others want too, as a=2,b=0.5 (0.001 to 1000); tenants not "
+        "named weigh 1. A key's tenant is the first 12 digits of the SHA-256 of 'headrace tenant:' and the key.",
+    )
     max_choices: int = Field(128, ge=1, description="Prompts times n of one request.")
     max_prompts: int = Field(1024, ge=1, description="Prompts of one request.")
     max_logprobs: int = Field(20, ge=0, description="Alternatives a client may ask for at each position.")
@@ -78,6 +85,27 @@ class LimitSettings(Settings):
         600.0, gt=0, description="Deadline of a request that does not bring an earlier one, in seconds from arrival."
     )
     body_timeout_s: float = Field(30.0, gt=0, description="Longest a client may take to send its body.")
+
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _parse_weights(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [item.strip().partition("=") for item in value.split(",") if item.strip()]
+        if any(not sign for _, sign, _ in pairs):
+            raise ValueError(f"tenant_weights: expected tenant=weight pairs, such as a=2,b=0.5, got {value!r}")
+        return {tenant: weight for tenant, _, weight in pairs}
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _check_weights(cls, weights: dict[str, float]) -> dict[str, float]:
+        least, most = _WEIGHTS
+        for tenant, weight in weights.items():
+            if not least <= weight <= most:
+                raise ValueError(
+                    f"tenant_weights: the weight of {tenant!r} must be from {least:g} to {most:g}, it is {weight}"
+                )
+        return weights
 
 
 class StreamSettings(Settings):

@@ -317,6 +317,7 @@ def _admission(
         arrival_s=context.arrival_s,
         deadline_s=context.arrival_s + patience_s,
         tenant=context.tenant,
+        weight=services.limits.tenant_weights.get(context.tenant, 1.0),
         priority=delivery.priority,
     )
 

@@ -40,10 +40,6 @@ class SchedulerSettings(Settings):
         description="A prompt with more tokens than this left to compute is long; long prompts together get half of "
         "the prompt budget while short ones want it.",
     )
-    tenant_weights: dict[str, float] = Field(
-        default_factory=dict,
-        description="Share of each tenant under contention, as a=2,b=0.5; tenants not named weigh 1.",
-    )
 
     @property
     def step_tokens(self) -> int:
@@ -64,16 +60,6 @@ class SchedulerSettings(Settings):
         }
         return self.model_copy(update=chosen)
 
-    @field_validator("tenant_weights", mode="before")
-    @classmethod
-    def _parse_weights(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        pairs = [item.strip().partition("=") for item in value.split(",") if item.strip()]
-        if any(not sign for _, sign, _ in pairs):
-            raise ValueError(f"tenant_weights: expected tenant=weight pairs, such as a=2,b=0.5, got {value!r}")
-        return {tenant: weight for tenant, _, weight in pairs}
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         if 0 < self.max_num_batched_tokens < _MIN_STEP_TOKENS:
@@ -86,9 +72,6 @@ class SchedulerSettings(Settings):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in each step"
             )
-        for tenant, weight in self.tenant_weights.items():
-            if not weight > 0:
-                raise ValueError(f"tenant_weights: the weight of {tenant!r} must be above 0, it is {weight}")
         return self
 
 

@@ -177,6 +177,7 @@ class Resumer:
                 priority=request.priority,
                 arrival_s=request.arrival_s,
                 tenant=request.tenant,
+                weight=request.weight,
                 cache_salt=request.cache_salt,
                 scores_prompt=wants_scores and prompt_index not in scored,
             )

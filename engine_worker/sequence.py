@@ -57,6 +57,7 @@ class Sequence:
         "stop_reason",
         "tenant",
         "tokens",
+        "weight",
     )
 
     def __init__(  # noqa: PLR0913 -- every fact of one choice, by name
@@ -73,6 +74,7 @@ class Sequence:
         priority: int = 0,
         arrival_s: float = 0.0,
         tenant: str = "",
+        weight: float = 1.0,
         cache_salt: str = "",
         adapter: str = "",
         scores_prompt: bool | None = None,
@@ -96,6 +98,7 @@ class Sequence:
         self.priority = priority
         self.arrival_s = arrival_s
         self.tenant = tenant
+        self.weight = weight
         self.cache_salt = cache_salt
         self.adapter = adapter
         # Prompt tokens whose log probability is known: 1 .. num_prompt_tokens (the first has none). By default a

@@ -12,7 +12,7 @@ from common.transport.settings import RedisSettings
 
 _log = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = (7, 0)
-_DEFAULT_PARTITIONS: Final = 16
+_CLUSTER_PARTITIONS: Final = 16
 
 
 async def check_server(connections: Connections, settings: RedisSettings) -> None:
@@ -55,7 +55,9 @@ async def agree_partitions(connections: Connections, keys: Keys, settings: Redis
     Raises `ConfigError` when the settings ask for another one.
     """
     wanted = settings.partitions
-    first = wanted or (1 if settings.redis_url.startswith("unix://") else _DEFAULT_PARTITIONS)
+    # On one server a second partition buys nothing: it would cost a call more for each step, and tenants are weighed
+    # against each other within a partition.
+    first = wanted or (_CLUSTER_PARTITIONS if connections.is_cluster else 1)
     await connections.execute("SET", keys.layout, first, "NX", key=keys.layout)
     fixed = int(await connections.execute("GET", keys.layout, key=keys.layout))
     if wanted is not None and wanted != fixed:

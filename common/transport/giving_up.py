@@ -49,8 +49,9 @@ class GivingUp:
                     keys.load(partition, model),
                     keys.lease(partition, owner),
                     *keys.queues(partition, model),
+                    *keys.backlogs(partition, model),
                 ],
-                [GROUP, self._client.settings.retention_s, phase.value, epoch, length, owner, payload],
+                [GROUP, self._client.settings.retention_s, phase.value, epoch, length, owner, payload, request_id],
                 is_durable=True,
             )
             match reply:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from common.errors import InvalidRequest
 
 GROUP: Final = "engine"
+WAITING: Final = b"0-0"  # as the queue entry of a request that waits in a backlog
 _REQUEST_ID: Final = re.compile(r"(0|[1-9][0-9]{0,5})-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("5d8f1c1e-6f1b-5f60-9a52-6e0b6f5f2c11")
 
@@ -26,8 +27,8 @@ _IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("5d8f1c1e-6f1b-5f60-9a52-6e0b6f5f2c11"
 class QueueClass(IntEnum):
     """The streams of one model in the order in which they are read; a request's hash names its class by number.
 
-    RESUME holds what a stopping worker handed over: somebody is already reading the answer. UNDERSERVED holds normal
-    requests of tenants that had less than their share of what was admitted when they came.
+    RESUME holds what a stopping worker handed over: somebody is already reading the answer. UNDERSERVED is where former
+    versions put some normal requests; nothing comes there any more, and what is there is read.
     """
 
     RESUME = 1
@@ -42,6 +43,10 @@ class QueueClass(IntEnum):
         if priority < 0:
             return cls.HIGH
         return cls.NORMAL if priority == 0 else cls.LOW
+
+
+BACKLOGGED: Final = (QueueClass.HIGH, QueueClass.NORMAL, QueueClass.LOW)
+"""Classes that requests are submitted to: behind their streams, the rest waits in a fair order."""
 
 
 def new_request_id(partitions: int) -> str:
@@ -108,6 +113,19 @@ class Keys:
     def queues(self, partition: int, model: str) -> list[str]:
         """All queues of one model in one partition, in the order of `QueueClass`."""
         return [self.queue(partition, model, queue_class) for queue_class in QueueClass]
+
+    def backlog(self, partition: int, model: str, queue_class: QueueClass) -> str:
+        """Sorted set: what waits behind a queue, by start tag in virtual time."""
+        return self._of(partition, f"backlog:{model}:{queue_class.name.lower()}")
+
+    def turns(self, partition: int, model: str, queue_class: QueueClass) -> str:
+        """Sorted set: the virtual time, and the tenants that are ahead of it."""
+        return self._of(partition, f"turns:{model}:{queue_class.name.lower()}")
+
+    def backlogs(self, partition: int, model: str) -> list[str]:
+        """Backlog and turns of each class of `BACKLOGGED`."""
+        names = (self.backlog, self.turns)
+        return [name(partition, model, queue_class) for queue_class in BACKLOGGED for name in names]
 
     def load(self, partition: int, model: str) -> str:
         """Hash: admitted tokens by class, drain rate."""

@@ -226,6 +226,7 @@ class Ownership:
             keys.load(partition, self._model),
             keys.dead_letters(partition, self._model),
             *keys.queues(partition, self._model),
+            *keys.backlogs(partition, self._model),
         ]
         arguments: list[Any] = [GROUP, lease.worker, lease.token, self._max_attempts, settings.retention_s]
         arguments.append(self._reader_timeout_ms())

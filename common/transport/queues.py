@@ -12,7 +12,7 @@ from typing import Any, Final
 from common.transport import scripts
 from common.transport.client import GroupMissing, LogClient
 from common.transport.connections import MAX_BLOCK_MS, ResponseError
-from common.transport.keys import GROUP, QueueClass
+from common.transport.keys import BACKLOGGED, GROUP, QueueClass
 from common.transport.leases import Lease
 
 _AGING: Final = 8  # every so many reads begin at a lower class, so that none starves
@@ -44,6 +44,11 @@ class Queues:
             for queue_class in QueueClass
         }
         self._names = {place: name for name, place in self._places.items()}
+        self._backlogs: dict[tuple[int, QueueClass], tuple[str, str]] = {
+            place: (keys.backlog(place[0], model, place[1]), keys.turns(place[0], model, place[1]))
+            for place in self._names
+            if place[1] in BACKLOGGED
+        }
 
     async def ensure_groups(self) -> None:
         """Create every stream and its group; what was queued before is delivered too."""
@@ -67,17 +72,18 @@ class Queues:
             room = count - len(found)
             if room <= 0:
                 break
-            names = [self._names[partition, c] for c in classes or self._class_order() for partition in partitions]
-            lease = self._client.keys.lease(partitions[0], self._lease.worker)
-            reply = await self.with_groups(
-                lambda lease=lease, names=names, room=room: self._client.run_once(
-                    scripts.CLAIM, [lease, *names], [GROUP, self._lease.worker, self._lease.token, room]
-                )
-            )
+            places = [(partition, c) for c in classes or self._class_order() for partition in partitions]
+            waiting = {place: number for number, place in enumerate(filter(self._backlogs.__contains__, places), 1)}
+            names = [self._client.keys.lease(partitions[0], self._lease.worker)]
+            names += [self._names[place] for place in places]
+            names += [name for place in waiting for name in self._backlogs[place]]
+            arguments = [GROUP, self._lease.worker, self._lease.token, room]
+            arguments += [waiting.get(place, 0) for place in places]
+            reply = await self.with_groups(functools.partial(self._client.run_once, scripts.CLAIM, names, arguments))
             if reply is None:
                 return found or None
             for index, entry_id, request_id in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
-                partition, queue_class = self._places[names[index - 1]]
+                partition, queue_class = places[index - 1]
                 found.append(Entry(partition, queue_class, entry_id.decode(), request_id.decode()))
         self._turn += 1
         return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
 from common.errors import StreamExpired
 from common.events import TERMINAL, CancelReason, Recorded, decode_request
 from common.transport import scripts
 from common.transport.client import LogClient
 from common.transport.frame_bus import FrameBus
-from common.transport.keys import GROUP
+from common.transport.keys import GROUP, WAITING
 from common.transport.log import read_page, recorded
 from common.transport.records import Attached, QueuePlace, RequestPhase, RequestStatus
 
@@ -19,6 +20,7 @@ __all__ = ["FrameBus", "Reading"]
 
 _MOST_EDGES = 8  # that frames of one request are pushed to; further readers read
 _BATCH = 256  # requests that one script looks at
+_Standing = tuple[str, bytes | int]
 _MOST_COUNTED = 10_000  # entries of one queue, to tell a position
 
 
@@ -122,23 +124,28 @@ class Reading:
 
     async def queue_place(self, request_id: str) -> QueuePlace | None:
         """Where the request stands in its queue; None when it does not wait (any more, or at all)."""
-        keys, command = self._client.keys, self._client.command
-        name = keys.request(request_id)
-        state, queue_class, entry_id, model = await command("HMGET", name, "state", "q", "qid", "model", key=name)
+        name = self._client.keys.request(request_id)
+        fields = ("state", "q", "qid", "wait", "model")
+        state, queue_class, entry_id, waiting, model = await self._client.command("HMGET", name, *fields, key=name)
         if state is None or RequestPhase(state.decode()) is not RequestPhase.QUEUED:
             return None
-        arguments = [GROUP, queue_class, entry_id, _MOST_COUNTED]
-        parts = await asyncio.gather(
-            *(
-                self._client.run(
-                    scripts.PLACE,
-                    [keys.load(partition, model.decode()), *keys.queues(partition, model.decode())],
-                    arguments,
-                )
-                for partition in range(keys.partitions)
-            )
-        )
-        return QueuePlace(ahead=sum(int(part[0]) for part in parts), drain_rate=sum(float(part[1]) for part in parts))
+        here = self._client.keys.partition(request_id)
+        others = [partition for partition in range(self._client.keys.partitions) if partition != here]
+        if entry_id == WAITING:
+            parts = [await self._ahead(here, model.decode(), queue_class, ("waiting", waiting))]
+            stands: _Standing = ("elsewhere", parts[0][1])
+        else:
+            stands = ("entry", entry_id)
+            parts = [await self._ahead(here, model.decode(), queue_class, stands)]
+        parts += await asyncio.gather(*(self._ahead(other, model.decode(), queue_class, stands) for other in others))
+        return QueuePlace(ahead=sum(int(part[0]) for part in parts), drain_rate=sum(float(part[2]) for part in parts))
+
+    async def _ahead(self, partition: int, model: str, queue_class: bytes, stands: _Standing) -> list[Any]:
+        """What one partition says: see the head of the script."""
+        keys = self._client.keys
+        names = [keys.load(partition, model), *keys.queues(partition, model), *keys.backlogs(partition, model)]
+        reply: list[Any] = await self._client.run(scripts.PLACE, names, [GROUP, queue_class, _MOST_COUNTED, *stands])
+        return reply
 
     async def status(self, request_id: str) -> RequestStatus:
         """Where the request stands. Raises `StreamExpired` when it is unknown."""

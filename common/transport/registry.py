@@ -14,7 +14,7 @@ from common.errors import ConfigError, LogCorrupt, StreamExpired
 from common.events import Drain, encode
 from common.model_card import ModelCard
 from common.transport.client import GroupMissing, LogClient
-from common.transport.keys import GROUP, QueueClass
+from common.transport.keys import BACKLOGGED, GROUP, QueueClass
 from common.transport.records import QueueStats, RegisteredModel, WorkerRecord
 
 _FORGET_WORKER_S = 3600.0
@@ -135,6 +135,9 @@ class Registry:
             queue = keys.queue(partition, model, queue_class)
             depths[queue_class.name.lower()] = await command("XLEN", queue, key=queue)
             running += await self._pending(queue)
+            if queue_class in BACKLOGGED:
+                backlog = keys.backlog(partition, model, queue_class)
+                depths[queue_class.name.lower()] += await command("ZCARD", backlog, key=backlog)
         load = await self._fields(keys.load(partition, model))
         dead_letters = keys.dead_letters(partition, model)
         return QueueStats(

@@ -21,7 +21,7 @@ class RedisSettings(Settings):
         default=None,
         ge=1,
         le=4096,
-        description="Partitions of the key space; unset: as first started, which is 16, or 1 over a unix socket",
+        description="Partitions of the key space; unset: as first started, which is 16 in a cluster and 1 elsewhere",
     )
     durability: Literal["standard", "strict"] = Field(
         default="standard",

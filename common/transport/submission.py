@@ -71,13 +71,14 @@ class Submission:
         """
         keys, request_id = self._client.keys, request.request_id
         partition = keys.partition(request_id)
+        queue_class = QueueClass.of_priority(request.priority)
         await self._memory.refuse_when_full()
         deadline_ms = "" if request.deadline_s is None else int(request.deadline_s * 1000)
         cost = admitted_tokens(request)
         others, held = await self._elsewhere.of(partition, request, cost, limits)
         arguments = (
             request_id,
-            int(QueueClass.of_priority(request.priority)),
+            int(queue_class),
             encode(request),
             body_fingerprint,
             secrets.token_hex(8),
@@ -93,6 +94,8 @@ class Submission:
             limits.max_tenant_requests,
             limits.max_tenant_tokens,
             *held,
+            GROUP,
+            request.weight,
         )
         reply = await self._client.run(
             scripts.SUBMIT,
@@ -100,6 +103,8 @@ class Submission:
                 keys.request(request_id),
                 keys.load(partition, request.model),
                 *keys.queues(partition, request.model),
+                keys.backlog(partition, request.model, queue_class),
+                keys.turns(partition, request.model, queue_class),
                 *others,
             ],
             arguments,
@@ -157,12 +162,14 @@ class Submission:
                 keys.load(partition, seen.model),
                 keys.inbox(partition, seen.owner),
                 *keys.queues(partition, seen.model),
+                *keys.backlogs(partition, seen.model),
             ],
             [
                 GROUP,
                 settings.retention_s,
                 reason.value,
                 by,
+                seen.request_id,
                 seen.phase.value,
                 seen.epoch,
                 len(seen.log),

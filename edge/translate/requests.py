@@ -49,6 +49,7 @@ class Admission:
     arrival_s: float  # unix time
     deadline_s: float | None = None  # unix time
     tenant: str = ""
+    weight: float = 1.0  # of the tenant
     priority: int | None = None  # from a header; wins over the body's
     trace: dict[str, str] = field(default_factory=dict)  # W3C traceparent / tracestate
 
@@ -194,6 +195,7 @@ def _assembled(
         arrival_s=admission.arrival_s,
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
+        weight=admission.weight,
         cache_salt=_cache_salt(body.cache_salt),
         trace=admission.trace,
         presentation=encode_presentation(pieces.presentation),

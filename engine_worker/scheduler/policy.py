@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from engine_worker.sequence import Sequence, SequenceStatus
@@ -24,13 +24,12 @@ class FairShare:
     A tenant that comes back after a pause starts level with the least served of the others: idling earns no credit.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = dict(weights)
+    def __init__(self) -> None:
         self._served: dict[str, float] = {}
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """``num_tokens`` were scheduled for ``tenant``."""
-        self._served[tenant] = self._served.get(tenant, 0.0) + num_tokens / self._weights.get(tenant, 1.0)
+    def charge(self, tenant: str, num_tokens: int, weight: float) -> None:
+        """``num_tokens`` were scheduled for ``tenant``, which has this weight now."""
+        self._served[tenant] = self._served.get(tenant, 0.0) + num_tokens / weight
 
     def served(self, tenant: str) -> float:
         return self._served.get(tenant, 0.0)

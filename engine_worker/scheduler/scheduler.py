@@ -46,7 +46,7 @@ class Scheduler:
         self._settings = settings
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
-        self._fair_share = FairShare(settings.tenant_weights)
+        self._fair_share = FairShare()
         self.roster = Roster(kv_cache, self._fair_share)
         self._ended: list[Sequence] = []  # had ended before they came; reported by the next step
         self._found_no_room: Sequence | None = None
@@ -96,7 +96,7 @@ class Scheduler:
         ]
         scheduled += [_chunk(sequence, num_tokens) for sequence, num_tokens in budget.settle()]
         for item in scheduled:
-            self._fair_share.charge(item.sequence.tenant, item.num_tokens)
+            self._fair_share.charge(item.sequence.tenant, item.num_tokens, item.sequence.weight)
         num_tokens = sum(item.num_tokens for item in scheduled)
         self.counters.prompt_tokens += num_tokens - len(decodes)
         return StepPlan(

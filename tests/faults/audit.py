@@ -209,6 +209,8 @@ async def _queue_leftovers(client: LogClient) -> list[str]:
         pending = (await client.command("XPENDING", key, "engine", key=key))["pending"]
         if length or pending:
             found.append(f"{key}: {length} entries, {pending} pending")
+    for name in await client.retrying(lambda: client.connections.scan("headrace:*:backlog:*")):
+        found.append(f"{name.decode()}: something waits")
     for name in await client.retrying(lambda: client.connections.scan("headrace:*:load:*")):
         key = name.decode()
         load = await client.command("HGETALL", key, key=key)

@@ -1,5 +1,6 @@
 -- Turn pending queue entries of a worker into ownership.
--- KEYS: lease, load hash, dead letters, queues in class order (5), then (request hash, output stream) for each entry
+-- KEYS: lease, load hash, dead letters, queues in class order (5), backlog and turns of the classes that have them (6),
+--       then (request hash, output stream) for each entry
 -- ARGV: group, worker, token, max attempts, retention s, reader timeout ms,
 --       then for each entry: class, entry id, request id, epoch the worker holds or ''
 -- Reply: nil when the lease is not held; else for each entry
@@ -9,6 +10,10 @@
 --   {1, epoch, length, spec, cancel or '', attempts, ms since submission, strikes}
 -- Attempts count the takeovers from dead workers. Strikes count those in a row at which the dead worker had brought the
 -- request no further: whatever runs beside a request that kills its workers is not given up for it.
+-- Read by whoever blocked on the streams: others that block shall find the next.
+if redis.call('EXISTS', KEYS[9], KEYS[11], KEYS[13]) > 0 then
+  for c, k in pairs(PLACES) do keep_one_unread(KEYS[3 + c], KEYS[8 + k], KEYS[9 + k], ARGV[1]) end
+end
 if redis.call('GET', KEYS[1]) ~= ARGV[3] then return false end
 local group, worker, token = ARGV[1], ARGV[2], ARGV[3]
 local load, dead_letters = KEYS[2], KEYS[3]
@@ -33,25 +38,26 @@ local function judged(out, strikes)
 end
 
 local replies = {}
-for i = 1, (#KEYS - 8) / 2 do
+for i = 1, (#KEYS - 14) / 2 do
   local a = 7 + 4 * (i - 1)
   local class, qid, rid, known = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3]
-  local queue, req, out = KEYS[3 + tonumber(class)], KEYS[7 + 2 * i], KEYS[8 + 2 * i]
+  local queue, req, out = KEYS[3 + tonumber(class)], KEYS[13 + 2 * i], KEYS[14 + 2 * i]
   local mine = redis.call('XPENDING', queue, group, qid, qid, 1, worker)
   local m = redis.call('HMGET', req, 'state', 'epoch', 'q', 'qid', 'attempts', 'owner', 'token', 'deadline', 'cancel',
     'seen', 'grace', 'spec', 'submitted', 'edges', 'strikes')
   if #mine == 0 then
     replies[i] = {0}
-  elseif not m[1] or m[1] == 'done' or m[3] ~= class or m[4] ~= qid then
+  elseif not m[1] or m[1] == 'done' or m[3] ~= class or (m[4] ~= qid and m[4] ~= WAITING) then
     redis.call('XACK', queue, group, qid)
     redis.call('XDEL', queue, qid)
     local left = 0  -- what a lost request was counted for is forgotten with the last entry
-    for c = 1, 5 do left = left + redis.call('XLEN', KEYS[3 + c]) end
+    for c = 1, 5 do left = left + redis.call('XLEN', KEYS[3 + c]) end  -- nothing waits behind an empty stream
     if left == 0 then forget_admitted(load) end
     replies[i] = {0}
   elseif known == m[2] and m[6] == worker and m[7] == token then
     replies[i] = {2}
   else
+    if m[4] == WAITING then redis.call('HSET', req, 'qid', qid) end
     local epoch, attempts, strikes = tonumber(m[2]) + 1, tonumber(m[5]), tonumber(m[15] or '0')
     -- Running elsewhere until now: its owner died. Running here: only our reply was lost.
     if m[1] == 'running' and (m[6] ~= worker or m[7] ~= token) then

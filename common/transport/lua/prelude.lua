@@ -1,8 +1,8 @@
 -- Shared by the scripts that count requests. Prepended by scripts.py.
 -- Numbers of the request hash: state queued|running|done; q = queue class (index into the list of queues); qid = the
 -- queue entry; cost = admitted tokens, counted under cls (the class of admission, which a handover does not change).
--- Load hash: requests:<cls> and tokens:<cls> admitted and unfinished; for each tenant with unfinished requests tn:<tenant> (how many) and tt:<tenant> (their
--- tokens), and in `tenants` how many tenants that are; rate, win, win_n (the measured drain).
+-- Load hash: requests:<cls> and tokens:<cls> admitted and unfinished; for each tenant with unfinished requests
+-- tn:<tenant> (how many) and tt:<tenant> (their tokens); rate, win, win_n (the measured drain).
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -45,10 +45,7 @@ end
 local function count_tenant(load, tenant, cost, sign)
   local n = redis.call('HINCRBY', load, 'tn:' .. tenant, sign)
   redis.call('HINCRBY', load, 'tt:' .. tenant, sign * cost)
-  if sign == 1 and n == 1 then redis.call('HINCRBY', load, 'tenants', 1) end
-  if n > 0 then return end
-  redis.call('HDEL', load, 'tn:' .. tenant, 'tt:' .. tenant)
-  if n == 0 then redis.call('HINCRBY', load, 'tenants', -1) end  -- below: a failover had forgotten it
+  if n <= 0 then redis.call('HDEL', load, 'tn:' .. tenant, 'tt:' .. tenant) end
 end
 
 -- Marks the request as done, takes it off its queue and starts the retention of its log.

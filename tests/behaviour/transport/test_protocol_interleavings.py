@@ -1,7 +1,7 @@
 """The ownership protocol under chosen interleavings: two workers and an edge, killed, frozen and cut off between calls.
 
 Tokens are drawn at random and carry a checksum of everything before them, so that a token lost, repeated or taken from
-another attempt shows.
+another attempt shows. Between bursts of calls it is looked whether something waits that no worker would find.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from common.transport import (
     idempotent_request_id,
 )
 from common.transport.connections import Connections, connect
+from common.transport.keys import GROUP, QueueClass
 from tests.behaviour.transport.gate import Actor, Gate, GatedConnections
 from tests.behaviour.transport.world import MODEL, World, started
 from tests.servers import Server
 
-REQUESTS = 4
+REQUESTS = 6
 LENGTH = 12  # tokens of a finished request
 VERDICTS = ["run"] * 8 + ["lose", "lose", "drop", "kill", "expire", "expire", "expire", "renew"]
 Step = tuple[int, str, int]
@@ -67,8 +68,9 @@ class Deployment:
 async def edge(deployment: Deployment, gate: Gate) -> None:
     """Submits (again, after a kill), follows all requests, and cancels one that has started and one that has not."""
     world = World(deployment.client(gate))
-    for request_id in deployment.ids:
-        await _insist(functools.partial(world.submit, world.request(request_id=request_id)))
+    for k, request_id in enumerate(deployment.ids):
+        request = world.request(request_id=request_id, tenant="ab"[k % 2], weight=1.0 + k % 2)
+        await _insist(functools.partial(world.submit, request))
         deployment.accepted.add(request_id)
     await _insist(lambda: world.submission.cancel(deployment.ids[-1], CancelReason.API, "edge"))
     while True:
@@ -134,7 +136,7 @@ class FakeEngine:
 
     async def round(self) -> None:
         self._rounds += 1
-        taken = await self._ownership.claim(2 - len(self.running))
+        taken = await self._ownership.claim(2 - len(self.running), block_ms=1)
         if self._rounds % 3 == 0:
             taken += await self._ownership.takeover_scan(2)
         for owned in taken:
@@ -197,6 +199,7 @@ async def perform(deployment: Deployment, steps: list[Step]) -> None:
                     await actors[index].step("run")
                 if verdict in ("lose", "drop"):
                     await actors[index].step(verdict)
+            await assert_no_one_waits_unseen(deployment)
         await deployment.expire_all_leases()
         await finish(deployment)
         await actors[0].kill()
@@ -208,6 +211,33 @@ async def perform(deployment: Deployment, steps: list[Step]) -> None:
     finally:
         for actor in actors:
             await actor.kill()
+
+
+_UNREAD = """
+for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
+  for k = 1, #group, 2 do
+    if group[k] == 'last-delivered-id' then return #redis.call('XRANGE', KEYS[1], '(' .. group[k + 1], '+') end
+  end
+end
+return redis.call('XLEN', KEYS[1])
+"""
+
+
+async def assert_no_one_waits_unseen(deployment: Deployment) -> None:
+    """A worker that blocks on the streams wakes up as long as anything waits: something is unread, or was read by a
+    worker that moves up the next as soon as it owns it."""
+    client = deployment.client()
+    backlog = client.keys.backlog(0, MODEL, QueueClass.NORMAL)
+    if not await client.command("ZCARD", backlog, key=backlog):
+        return
+    stream = client.keys.queue(0, MODEL, QueueClass.NORMAL)
+    if await client.command("EVAL", _UNREAD, 1, stream, GROUP, key=stream):
+        return
+    for _, fields in await client.command("XRANGE", stream, "-", "+", key=stream):
+        key = client.keys.request((fields[b"rid"] if isinstance(fields, dict) else fields[1]).decode())
+        if await client.command("HGET", key, "state", key=key) != b"running":
+            return
+    raise AssertionError("something waits behind a stream in which everything was taken up")
 
 
 async def finish(deployment: Deployment) -> None:

@@ -31,7 +31,7 @@ def drain(queue: WaitingQueue) -> list[Sequence]:
 
 
 def test_priority_first_then_arrival_then_order_of_addition() -> None:
-    queue = WaitingQueue(FairShare({}))
+    queue = WaitingQueue(FairShare())
     late, early = sequence(arrival_s=2), sequence(arrival_s=1)
     first, second = sequence(arrival_s=3), sequence(arrival_s=3)
     urgent = sequence(priority=-1, arrival_s=9)
@@ -41,7 +41,7 @@ def test_priority_first_then_arrival_then_order_of_addition() -> None:
 
 
 def test_the_tenant_that_got_least_for_its_weight_is_next() -> None:
-    shares = FairShare({"big": 3.0})
+    shares, weights = FairShare(), {"big": 3.0, "small": 1.0}
     queue = WaitingQueue(shares)
     for i in range(8):
         queue.push(sequence("big", arrival_s=i))
@@ -50,14 +50,14 @@ def test_the_tenant_that_got_least_for_its_weight_is_next() -> None:
     for _ in range(8):
         item = queue.pop()
         order.append(item.tenant)
-        shares.charge(item.tenant, 30)
+        shares.charge(item.tenant, 30, weights[item.tenant])
     assert order.count("big") == 6
 
 
 def test_a_tenant_that_comes_back_has_saved_up_no_credit() -> None:
-    shares = FairShare({})
-    shares.charge("busy", 1000)
-    shares.charge("other", 700)
+    shares = FairShare()
+    shares.charge("busy", 1000, 1.0)
+    shares.charge("other", 700, 1.0)
     shares.welcome("new", {"busy", "other"})
     assert shares.served("new") == 700
     shares.welcome("busy", {"other"})
@@ -66,15 +66,15 @@ def test_a_tenant_that_comes_back_has_saved_up_no_credit() -> None:
 
 def test_idle_tenants_are_forgotten_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "MAX_TENANTS", 3)
-    shares = FairShare({})
+    shares = FairShare()
     for tenant in "abc":
-        shares.charge(tenant, 10)
+        shares.charge(tenant, 10, 1.0)
     shares.welcome("d", {"a"})
     assert [shares.served(tenant) for tenant in "abcd"] == [10, 0, 0, 10]
 
 
 def test_what_finished_while_it_waited_is_skipped() -> None:
-    queue = WaitingQueue(FairShare({}))
+    queue = WaitingQueue(FairShare())
     gone, stays = sequence(arrival_s=1), sequence(arrival_s=2)
     queue.push(gone)
     queue.push(stays)

@@ -117,9 +117,9 @@ def test_a_higher_priority_class_takes_the_place_of_a_lower_one(scarce: str) -> 
 
 
 def test_tenants_share_by_weight_and_not_by_number_of_requests() -> None:
-    world = World(num_blocks=256, max_num_seqs=2, tenant_weights={"b": 2.0})
+    world = World(num_blocks=256, max_num_seqs=2)
     world.add(*[world.sequence([i] * 10, max_tokens=4, tenant="a") for i in range(40)])
-    world.add(*[world.sequence([i + 100] * 10, max_tokens=4, tenant="b") for i in range(20)])
+    world.add(*[world.sequence([i + 100] * 10, max_tokens=4, tenant="b", weight=2.0) for i in range(20)])
     order: list[str] = []
     while len(order) < 27:
         order += [sequence.tenant for sequence in world.step().finished]

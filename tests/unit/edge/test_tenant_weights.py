@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from edge.config import LimitSettings
+
+
+def test_tenant_weights_are_read_from_one_string() -> None:
+    assert LimitSettings(tenant_weights="a=2, b=0.5").tenant_weights == {"a": 2.0, "b": 0.5}
+    assert LimitSettings(tenant_weights="").tenant_weights == {}
+
+
+@pytest.mark.parametrize("weights", ["a", "a=x", "a=0", "a=-1", "a=nan", "a=1e-6", "a=inf"])
+def test_a_wrong_weight_is_refused(weights: str) -> None:
+    with pytest.raises(ValidationError, match="tenant_weights"):
+        LimitSettings(tenant_weights=weights)
