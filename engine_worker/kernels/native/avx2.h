@@ -112,9 +112,8 @@ static INLINE Vec or_zero(Choice k, Vec yes) { return _mm256_and_ps(k, yes); }
 static INLINE IntVec rounded(Vec x) { return _mm256_cvtps_epi32(x); }
 static INLINE Vec to_float(IntVec x) { return _mm256_cvtepi32_ps(x); }
 static INLINE IntVec add(IntVec a, IntVec b) { return _mm256_add_epi32(a, b); }
-static INLINE IntVec sub(IntVec a, IntVec b) { return _mm256_sub_epi32(a, b); }
-static INLINE IntVec times_128(IntVec x) { return _mm256_slli_epi32(x, 7); }
 static INLINE IntVec by_128(IntVec x) { return _mm256_srai_epi32(x, 7); }  // rounded down
+static INLINE IntVec low_7(IntVec x) { return _mm256_and_si256(x, _mm256_set1_epi32(127)); }  // x - 128 by_128(x)
 static INLINE int reduce_add(IntVec x) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));

@@ -75,9 +75,8 @@ static INLINE Vec or_zero(Choice k, Vec yes) { return _mm512_maskz_mov_ps(k, yes
 static INLINE IntVec rounded(Vec x) { return _mm512_cvtps_epi32(x); }
 static INLINE Vec to_float(IntVec x) { return _mm512_cvtepi32_ps(x); }
 static INLINE IntVec add(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
-static INLINE IntVec sub(IntVec a, IntVec b) { return _mm512_sub_epi32(a, b); }
-static INLINE IntVec times_128(IntVec x) { return _mm512_slli_epi32(x, 7); }
 static INLINE IntVec by_128(IntVec x) { return _mm512_srai_epi32(x, 7); }  // rounded down
+static INLINE IntVec low_7(IntVec x) { return _mm512_and_si512(x, _mm512_set1_epi32(127)); }  // x - 128 by_128(x)
 static INLINE int reduce_add(IntVec x) { return _mm512_reduce_add_epi32(x); }
 static INLINE __m128i sum_of_each(const IntVec (&x)[4]) {  // lane i: the sum of x[i]
   auto both = [](IntVec a, IntVec b) { return add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); };

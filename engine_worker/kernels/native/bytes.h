@@ -32,7 +32,8 @@ static bf16 to_bytes(const T* x, long n, uint8_t* bytes) {  // room for n + LANE
 }
 
 // ---------------------------------------------------------------- fixed point: x ~ scale * (128 high + low)
-// 15 bits with the sign. A row becomes two rows of A, high before low. `start` undoes the offset of the stored bytes.
+// 15 bits with the sign, low is 0 .. 127. A row becomes two rows of A, high before low. `start` undoes the offset of the
+// stored bytes.
 static const float MOST_FIXED = 127 * 128;
 struct Fixed {
   float scale;
@@ -43,10 +44,10 @@ static INLINE Fixed to_fixed(float largest, long n, F at, int8_t* high, int8_t* 
   const Vec factor = broadcast(largest > 0.f ? MOST_FIXED / largest : 0.f);
   IntVec sum = broadcast_int(0);
   for (long i = 0; i < n; i += LANES) {
-    const IntVec v = rounded(mul(at(i), factor)), h = by_128(add(v, broadcast_int(64)));
+    const IntVec v = rounded(mul(at(i), factor));
     sum = add(sum, v);
-    store_bytes(high + i, h);
-    store_bytes(low + i, sub(v, times_128(h)));
+    store_bytes(high + i, by_128(v));
+    store_bytes(low + i, low_7(v));
   }
   return {largest / MOST_FIXED, -OFFSET_8 * reduce_add(sum)};
 }
