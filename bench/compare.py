@@ -26,15 +26,14 @@ from typing import Final
 
 from bench.contenders import Contender, Live, Load, served
 from bench.ending import end_in_order
-from bench.front_door import Quantization, front_door
+from bench.front_door import front_door
 from bench.peers import Places, find_peers
-from bench.servers import ServerFailed, headrace
+from bench.servers import FORMATS, ServerFailed, headrace
 from bench.standings import Results, default_baseline, duels, table
 from cli.bench.workload import WORKLOADS, WorkloadName
 from cli.model_import import ensure_demo_model
 from common.errors import HeadraceError
 
-_QUANTIZATION: Final[dict[str, Quantization]] = {"int4": "int4", "int8": "int8", "bf16": "none"}
 _PEERS: Final = Path(".headrace/peers")
 
 
@@ -105,7 +104,7 @@ class Comparison:
 
 def contenders(arguments: argparse.Namespace) -> list[Contender]:
     """Headrace in every mode, then the peers. Raises SystemExit for a name in --only that is none of them."""
-    ours = [served(headrace(_QUANTIZATION[mode], arguments.model_dir)) for mode in arguments.modes]
+    ours = [served(headrace(mode, arguments.model_dir)) for mode in arguments.modes]
     gguf = arguments.gguf or arguments.model_dir / "model.gguf"
     found = ours + find_peers(Places(arguments.peers, (gguf,) if gguf.is_file() else (), arguments.hf_dir))
     if unknown := set(arguments.only) - {contender.name for contender in found}:
@@ -125,7 +124,7 @@ def compare(arguments: argparse.Namespace) -> Results:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=_listed(tuple(_QUANTIZATION)), default=["int4", "int8", "bf16"])
+    parser.add_argument("--modes", type=_listed(tuple(FORMATS)), default=["int4", "int8", "bf16"])
     parser.add_argument("--workloads", type=_listed(tuple(WORKLOADS)), default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=20.0, help="nothing new is measured after so long")
@@ -160,7 +159,7 @@ def _listed(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 def _front_door(arguments: argparse.Namespace) -> object:
     reports = {
         mode: front_door(
-            _QUANTIZATION[mode],
+            mode,
             arguments.model_dir,
             rounds=arguments.rounds,
             seed=arguments.seed,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal
+from typing import Final
 
-from bench.servers import Running, get, headrace, running
+from bench.servers import FORMATS, Running, get, headrace, running
 from cli.bench import engine as in_process
 from cli.bench.figures import Figures
 from cli.bench.machine import Disturbance, measure_reference
@@ -23,7 +23,6 @@ from cli.bench.workload import WORKLOADS, Prose, WorkloadName
 from engine_worker.assembly import EngineSettings, load_engine
 from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, SchedulerSettings
 
-Quantization = Literal["none", "int8", "int4"]
 _KV_BYTES: Final = 1 << 30
 _WORKLOADS: Final[tuple[WorkloadName, ...]] = ("A", "B", "C")
 _MEANS: Final = (
@@ -82,7 +81,7 @@ class FrontDoor:
 
 
 def front_door(
-    quantization: Quantization,
+    mode: str,
     model_dir: Path,
     *,
     rounds: int,
@@ -94,10 +93,11 @@ def front_door(
 
     At least one round; no new one after ``minutes``. Raises `ServerFailed` and `HeadraceError`.
     """
+    known = FORMATS[mode]
     report, deadline = FrontDoor(), time.monotonic() + 60 * minutes
     assembly = load_engine(
         EngineSettings(
-            ModelSettings(model=str(model_dir), quantization=quantization),
+            ModelSettings(model=str(model_dir), quantization=known.quantization, kv_cache_dtype=known.kv_cache_dtype),
             ComputeSettings(),
             SchedulerSettings(),
             KvCacheSettings(kv_cache_memory_bytes=_KV_BYTES),
@@ -107,7 +107,7 @@ def front_door(
     in_process.warm_up(assembly, prose)
     with (
         tempfile.TemporaryDirectory(prefix="headrace-front-door-") as directory,
-        running(headrace(quantization, model_dir), Path(directory)) as live,
+        running(headrace(mode, model_dir), Path(directory)) as live,
     ):
         before = _histograms(live.url)
         for turn in range(rounds):

@@ -24,12 +24,11 @@ from statistics import median
 from typing import Any, Final
 
 from bench.ending import end_in_order
-from bench.front_door import FrontDoor, Quantization, front_door
-from bench.servers import Running, headrace, running
+from bench.front_door import FrontDoor, front_door
+from bench.servers import FORMATS, Running, headrace, running
 from cli.model_import import ensure_demo_model
 from common.transport import LogClient, RedisSettings
 
-_QUANTIZATION: Final[dict[str, Quantization]] = {"int4": "int4", "int8": "int8", "bf16": "none"}
 _REQUESTS: Final = 4  # of each kind
 _OTHERS_LENGTH: Final = 64
 _IDLE_S: Final = 5.0
@@ -84,7 +83,7 @@ def bytes_stored(mode: str, model_dir: Path, lengths: Sequence[int]) -> list[Sto
     """One after the other through a server of its own. Raises `ServerFailed`, OSError."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-log-cost-") as directory,
-        running(headrace(_QUANTIZATION[mode], model_dir), Path(directory)) as live,
+        running(headrace(mode, model_dir), Path(directory)) as live,
     ):
         socket = Path(directory) / "log" / "server.sock"
         return asyncio.run(_measure(live, f"unix://{socket}", lengths))
@@ -153,7 +152,7 @@ def _complete(url: str, body: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.log_cost", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--mode", choices=sorted(_QUANTIZATION), default="int4", help="format of the weights")
+    parser.add_argument("--mode", choices=sorted(FORMATS), default="int4", help="format of the weights")
     parser.add_argument("--lengths", default="16,64,256", help="output tokens of the requests whose bytes are counted")
     parser.add_argument("--no-bytes", action="store_true", help="only the times")
     parser.add_argument("--no-times", action="store_true", help="only the bytes")
@@ -174,9 +173,8 @@ def main() -> int:
         lengths = [int(text) for text in arguments.lengths.split(",")]
         cost.stored = bytes_stored(arguments.mode, model_dir, lengths)
     if not arguments.no_times:
-        mode = _QUANTIZATION[arguments.mode]
         cost.times = front_door(
-            mode, model_dir, rounds=1, seed=arguments.seed, minutes=2, workloads=arguments.workloads
+            arguments.mode, model_dir, rounds=1, seed=arguments.seed, minutes=2, workloads=arguments.workloads
         )
     print(cost)
     if arguments.json:

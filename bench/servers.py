@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cli.bench.machine import cpu_s
 from cli.serve import free_port
@@ -57,14 +57,33 @@ class Running:
         return parts
 
 
-def headrace(quantization: str, model_dir: Path) -> Server:
-    """``headrace serve`` as it is by default, with weights in one format: none (bf16), int8, int4."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How Headrace keeps weights and KV cache."""
+
+    quantization: Literal["none", "int8", "int4"]
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "int4": Format("int4"),
+    "int8": Format("int8"),
+    "bf16": Format("none"),
+    "int4-kv8": Format("int4", "int8"),
+    "int8-kv8": Format("int8", "int8"),
+}
+
+
+def headrace(mode: str, model_dir: Path) -> Server:
+    """``headrace serve`` as it is by default, but for its format: a name of `FORMATS`."""
+    known = FORMATS[mode]
+    formats = ["--quantization", known.quantization, "--kv-cache-dtype", known.kv_cache_dtype]
 
     def command(port: int, directory: Path) -> list[str]:
-        options = ["--quantization", quantization, "--port", str(port), "--state-dir", str(directory)]
+        options = [*formats, "--port", str(port), "--state-dir", str(directory)]
         return [sys.executable, "-m", "cli.main", "serve", str(model_dir), *options]
 
-    return Server(f"headrace-{'bf16' if quantization == 'none' else quantization}", command)
+    return Server(f"headrace-{mode}", command)
 
 
 def llama_server(name: str, binary: Path, gguf: Path) -> Server:
