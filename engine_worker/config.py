@@ -218,6 +218,13 @@ class WorkerSettings(Settings):
     max_output_backlog_steps: int = Field(
         64, ge=1, le=100_000, description="Steps whose results wait for the log before the engine pauses."
     )
+    stream_interval: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Tokens of a stream that go out together. First tokens and ends never wait. Larger: fewer and "
+        "longer chunks, and less work for edge, log and clients, which compete with a model on the same cores.",
+    )
     stats_interval_s: float = Field(
         1.0, ge=0.05, le=60, description="How often the worker's figures are published to the edges."
     )

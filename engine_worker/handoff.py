@@ -57,10 +57,14 @@ StepReport = StepResult | Refused
 
 class StepReports:
     """Bounded: the engine thread puts, the output stage takes. Full = the engine pauses, so nothing grows while Redis
-    is slow or away."""
+    is slow or away.
 
-    def __init__(self, limit: int) -> None:
+    ``stream_interval``: decode steps that go out together. First tokens and ends do not wait for the others.
+    """
+
+    def __init__(self, limit: int, stream_interval: int = 1) -> None:
         self._limit = limit
+        self._interval = min(stream_interval, limit)
         self._reports: list[StepReport] = []
         self._changed = threading.Condition()
         self._is_out = threading.Event()
@@ -70,14 +74,16 @@ class StepReports:
         return len(self._reports)
 
     def on_report(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called on the engine thread after each `put`."""
+        """``wake`` is called on the engine thread after a `put` when it is time to take."""
         self._wake = wake
 
     def put(self, report: StepReport) -> None:
         """Engine thread. Never blocks: call `wait_for_room` before the step that makes the report."""
         with self._changed:
             self._reports.append(report)
-        self._wake()
+            is_due = len(self._reports) >= self._interval or _cannot_wait(report)
+        if is_due:
+            self._wake()
 
     def put_and_let_out(self, report: StepReport, timeout_s: float) -> None:
         """Engine thread. As `put`, and wait for `all_out`, so that what it says goes out before cores are computed on
@@ -101,6 +107,12 @@ class StepReports:
             reports, self._reports = self._reports, []
             self._changed.notify_all()
         return reports
+
+
+def _cannot_wait(report: StepReport) -> bool:
+    if isinstance(report, Refused) or report.finished or report.failed or report.prompt_logprobs:
+        return True
+    return any(sampled.sequence.num_output_tokens == 1 for sampled in report.sampled)
 
 
 class Progress:

@@ -60,7 +60,7 @@ class Worker:
         self._step_loop = StepLoop(
             engine,
             Commands(),
-            StepReports(settings.worker.max_output_backlog_steps),
+            StepReports(settings.worker.max_output_backlog_steps, settings.worker.stream_interval),
             StepLimits(settings.lease.lease_ttl_s, settings.lease.step_bound_s, settings.lease.step_slack),
             settings.lease.step_bound_s,
         )
