@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from common import last_words
 from common.errors import ConfigError, Fenced, LogUnavailable
@@ -34,6 +34,8 @@ from engine_worker.reporting import Reporting
 from engine_worker.resume import Resumer
 from engine_worker.step_loop import StepLoop
 from engine_worker.wakeup import LoopWaker
+
+_T = TypeVar("_T")
 
 log: Final = get_logger(__name__)
 
@@ -182,32 +184,24 @@ class IoLoop:
             self._loop.close()
 
     async def _main(self) -> None:
-        client = await self._connect()
+        client = await _patiently(lambda: LogClient.open(self._settings.redis))
         try:
             await self._serve(client)
         finally:
             await client.close()
 
-    async def _connect(self) -> LogClient:
-        while True:
-            try:
-                return await LogClient.open(self._settings.redis)
-            except LogUnavailable as error:
-                log.warning("waiting for the log", reason=error.message)
-                await asyncio.sleep(_CONNECT_PAUSE_S)
-
     async def _serve(self, client: LogClient) -> None:
         lease = client.lease(self.name, self._settings.lease.lease_ttl_s)
         bound_s = self._settings.lease.step_bound_s
         keeper = LeaseKeeper(lease, self._step_loop.progress, self._metrics, bound_s, self._on_lease_lost)
-        await self._take(keeper, 2 * lease.ttl_s + 5)
+        await _patiently(lambda: self._take(keeper, 2 * lease.ttl_s + 5))
         self._keeper = keeper
         card = self._served.card
         ownership = Ownership(client, model=card.name, lease=lease, max_attempts=self._settings.worker.max_takeovers)
         keeper.on_stall = lambda is_stalled: self._soon(self._stalled, ownership, is_stalled)
-        await ownership.ensure_groups()
+        await _patiently(ownership.ensure_groups)
         registry = Registry(client)
-        await registry.register(self.name, card, self._served.blobs)
+        await _patiently(lambda: registry.register(self.name, card, self._served.blobs))
         output = self._output = OutputStage(
             ownership, self._step_loop.commands, self._step_loop.reports, self._reporting
         )
@@ -329,6 +323,17 @@ def _urgent_room(card: ModelCard, output: OutputStage) -> int:
     for them. A few at a time, since other workers may have seats, and no more than there are others to give way."""
     beyond = max(0, output.num_sequences - card.max_num_seqs)
     return max(0, min(_URGENT_SEATS, output.num_yielding) - beyond)
+
+
+async def _patiently(step: Callable[[], Awaitable[_T]]) -> _T:
+    """A step of the start, which may be repeated: a worker has loaded its model for nothing when it ends because the
+    log is away for longer than a call is retried."""
+    while True:
+        try:
+            return await step()
+        except LogUnavailable as error:
+            log.warning("waiting for the log", reason=error.message)
+            await asyncio.sleep(_CONNECT_PAUSE_S)
 
 
 async def _unless_log_is_away(work: Awaitable[object]) -> None:

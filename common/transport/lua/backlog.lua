@@ -44,6 +44,7 @@ local function take_turn(backlog, turns, tenant, share, held)
   local now = known[1] or redis.call('ZRANGE', backlog, 0, 0, 'WITHSCORES')[2] or '0'
   local start = math.max(tonumber(now), known[2] and tonumber(known[2]) or held)
   redis.call('ZADD', turns, now, 'now', string.format('%.17g', start + share), 't:' .. tenant)
+  redis.call('EXPIRE', turns, FORGET_TURNS_S)
   if redis.call('ZCARD', turns) > MOST_TENANTS then
     advance(turns, redis.call('ZRANGE', turns, MOST_TENANTS / 2, MOST_TENANTS / 2, 'WITHSCORES')[2])
   end

@@ -409,10 +409,12 @@ async def test_who_has_much_running_as_the_first_has_to_wait_is_not_next_again(w
     assert tenants == ["busy", *["new"] * 5, "busy"] or tenants == ["busy", *["new"] * 6]
 
 
-async def test_no_key_is_left_behind(world: World) -> None:
+@pytest.mark.parametrize("are_cancelled", [False, True])
+async def test_no_key_is_left_behind(world: World, are_cancelled: bool) -> None:
     worker = await world.worker("w1")
-    for k in range(6):
-        await submit(world, k, f"t{k % 2}", priority=k % 3 - 1)
+    made = [await submit(world, k, f"t{k % 2}", priority=k % 3 - 1) for k in range(6)]
+    for request_id in reversed(made if are_cancelled else []):
+        await world.submission.cancel(request_id, CancelReason.API, "test")
     await served(worker)
     kept = {"req", "out", "q", "load", "wk", "partitions"}
     prefix = world.client.settings.key_prefix

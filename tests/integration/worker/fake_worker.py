@@ -1,7 +1,7 @@
 """A real worker process around the fake runner: ``python -m tests.integration.worker.fake_worker SETTINGS...``.
 
 ``FAKE_STEP_S`` slows the steps down; ``FAKE_FAIL_AT`` makes the runner raise at that step;
-``FAKE_HANG_AT`` makes it hang there.
+``FAKE_HANG_AT`` makes it hang there. ``FAKE_LOG_AWAY`` lets each step of the start meet an absent log once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from common.config import Settings, load
+from common.errors import LogUnavailable
 from common.events import Grammar
 from common.model_card import ModelCard
 from common.telemetry.logging import configure_logging
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.settings import TelemetrySettings
 from common.telemetry.tracing import Tracing
-from common.transport import RedisSettings
+from common.transport import LogClient, Ownership, RedisSettings, Registry
 from engine_worker.config import LeaseSettings, WorkerSettings
 from engine_worker.io_loop import IoSettings, Served
 from engine_worker.kv_cache.manager import KvCacheManager
+from engine_worker.lease import LeaseKeeper
 from engine_worker.sequence import Sequence
 from engine_worker.step import StepOutput, StepPlan
 from engine_worker.worker import Worker
@@ -35,6 +37,7 @@ from tests.unit.engine_worker.worlds import MAX_MODEL_LEN, World
 
 MODEL = "tiny"
 GROUPS: tuple[type[Settings], ...] = (WorkerSettings, LeaseSettings, RedisSettings, TelemetrySettings)
+START = ((LogClient, "open"), (LeaseKeeper, "acquire"), (Ownership, "ensure_groups"), (Registry, "register"))
 
 
 class SlowRunner:
@@ -68,8 +71,23 @@ class Preparing:
         time.sleep(0.05)
 
 
+def _away_once(owner: Any, name: str) -> None:
+    """The first call finds that the log is away for longer than calls are retried."""
+    original, failures = getattr(owner, name), [LogUnavailable(f"away at {name}")]
+
+    def away(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return original(*arguments)
+
+    setattr(owner, name, away)
+
+
 def main(argv: list[str]) -> int:
     loaded = load(GROUPS, argv)
+    if os.environ.get("FAKE_LOG_AWAY"):
+        for owner, name in START:
+            _away_once(owner, name)
     configure_logging("worker", loaded[TelemetrySettings])
     world = World(num_blocks=2000, block_size=8, max_num_seqs=16, max_num_batched_tokens=64)
     runner: Any = SlowRunner(world.runner)

@@ -16,6 +16,8 @@ from tests.servers import Server, running
 
 pytestmark = pytest.mark.e2e
 
+STEPS = ("open", "acquire", "ensure_groups", "register")  # of the start, with the log
+
 
 def owners(events) -> list[str]:
     return [item.event.worker for item in events if isinstance(item.event, Started)]
@@ -165,6 +167,14 @@ async def test_a_worker_that_waits_for_the_log_can_be_stopped(fleet: Fleet) -> N
     await fleet.until(waits, 60)
     fleet.signal("w1", signal.SIGTERM)
     assert await fleet.exit_code("w1", 30) == 0
+
+
+async def test_a_worker_starts_however_often_the_log_is_away_meanwhile(fleet: Fleet) -> None:
+    await fleet.start("w1", step_s=0.001, fake_log_away=1)
+    made = await fleet.submit(1, max_tokens=5)
+    await assert_exact(made, await fleet.events(made))
+    waits = [line for line in fleet.log_of("w1").splitlines() if "waiting for the log" in line]
+    assert [sum(f"away at {step}" in line for line in waits) for step in STEPS] == [1] * len(STEPS)
 
 
 async def test_an_idle_worker_whose_log_is_gone_can_be_stopped(fleet: Fleet) -> None:
