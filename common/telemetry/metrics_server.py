@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from common.telemetry.logging import get_logger
 from common.telemetry.metrics import CONTENT_TYPE
 from common.telemetry.settings import MetricsServerSettings
+
+log: Final = get_logger(__name__)
 
 Readiness = Callable[[], str | None]  # None = ready, else the reason why not
 
@@ -20,8 +24,7 @@ class MetricsServer:
 
     def __init__(self, settings: MetricsServerSettings, registry: CollectorRegistry, not_ready: Readiness) -> None:
         handler = _handler(registry, not_ready)
-        self._server = ThreadingHTTPServer((settings.metrics_host, settings.metrics_port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server((settings.metrics_host, settings.metrics_port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics-server", daemon=True)
         self._thread.start()
 
@@ -33,6 +36,16 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asks may hang up at any moment, which nobody needs to know."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("page failed", exc_info=error)
 
 
 def _handler(registry: CollectorRegistry, not_ready: Readiness) -> type[BaseHTTPRequestHandler]:
