@@ -96,8 +96,8 @@ def mixed() -> list[Sequence]:
     """Long and short prompts, two with a common beginning, every way of sampling."""
     schema = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}'
     return [
-        sequence(STORY + "The eldest", max_tokens=90, temperature=0.0, logprobs=2, arrival_s=1.0),
-        sequence(STORY + "The youngest", max_tokens=90, seed=1, top_p=0.9, logprobs=0, arrival_s=2.0),
+        sequence(STORY + "The eldest", max_tokens=90, min_tokens=90, temperature=0.0, logprobs=2, arrival_s=1.0),
+        sequence(STORY + "The youngest", max_tokens=90, min_tokens=90, seed=1, top_p=0.9, logprobs=0, arrival_s=2.0),
         sequence("The capital of France is", seed=2, temperature=1.2, logprobs=1, arrival_s=3.0),
         sequence("A cat named", seed=3, top_k=20, repetition_penalty=1.2, presence_penalty=0.3, arrival_s=4.0),
         sequence("JSON of a cat: ", seed=4, grammar=Grammar(kind="json_schema", source=schema), arrival_s=5.0),
@@ -120,7 +120,7 @@ def alone() -> list[Answer]:
         {"max_num_batched_tokens": 24, "max_num_seqs": 6},  # chunks that end anywhere
         {"max_num_seqs": 2},
         {"num_blocks": 9},  # preempts
-        {"num_blocks": 17, "max_num_batched_tokens": 40, "prefix_caching": False},
+        {"num_blocks": 15, "max_num_batched_tokens": 40, "prefix_caching": False},
     ],
     ids=str,
 )
