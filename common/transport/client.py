@@ -11,16 +11,9 @@ from typing import Any, Final, TypeVar
 
 from common.errors import ConfigError, LogCorrupt, LogUnavailable
 from common.transport import deployment
-from common.transport.connections import (
-    TRANSIENT,
-    Connections,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-    connect,
-    is_missing_group,
-    translated,
-)
+from common.transport.connecting import connect
+from common.transport.connections import Connections
+from common.transport.failures import TRANSIENT, NoScriptError, RedisError, ResponseError, is_missing_group, translated
 from common.transport.keys import Keys
 from common.transport.leases import Lease
 from common.transport.scripts import Script

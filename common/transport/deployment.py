@@ -6,7 +6,8 @@ import logging
 from typing import Any, Final
 
 from common.errors import ConfigError
-from common.transport.connections import Connections, ResponseError
+from common.transport.connections import Connections
+from common.transport.failures import ResponseError
 from common.transport.keys import Keys
 from common.transport.settings import RedisSettings
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from common.errors import LogCorrupt, LogUnavailable
 from common.transport.client import LogClient
-from common.transport.connections import TRANSIENT, RedisError
+from common.transport.failures import TRANSIENT, RedisError
 from common.transport.frames import channels, decode_frames
 from common.transport.records import Frame, Resubscribed
 from common.transport.subscription import SubscriptionLost, listen

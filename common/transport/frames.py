@@ -9,7 +9,7 @@ import msgspec
 
 from common.errors import LogCorrupt, LogUnavailable
 from common.transport.client import LogClient
-from common.transport.connections import TRANSIENT, RedisError
+from common.transport.failures import TRANSIENT, RedisError
 from common.transport.records import Frame
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ import secrets
 from typing import Any
 
 from common.errors import Fenced
-from common.transport.connections import TRANSIENT, NoScriptError, RedisError, close_sync, connect_sync, translated
+from common.transport.connecting import close_sync, connect_sync
+from common.transport.failures import TRANSIENT, NoScriptError, RedisError, translated
 from common.transport.keys import Keys
 from common.transport.scripts import RENEW
 from common.transport.settings import RedisSettings

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from common.transport import scripts
 from common.transport.client import GroupMissing, LogClient
-from common.transport.connections import MAX_BLOCK_MS, ResponseError
+from common.transport.connections import MAX_BLOCK_MS
+from common.transport.failures import ResponseError
 from common.transport.keys import BACKLOGGED, GROUP, QueueClass
 from common.transport.leases import Lease
 

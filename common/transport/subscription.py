@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import hiredis
 import redis
 
-from common.transport.connections import heeding_cancellation
+from common.transport.failures import heeding_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,8 @@ from common.transport import (
     RedisSettings,
     idempotent_request_id,
 )
-from common.transport.connections import Connections, connect
+from common.transport.connecting import connect
+from common.transport.connections import Connections
 from common.transport.keys import GROUP, QueueClass
 from tests.behaviour.transport.gate import Actor, Gate, GatedConnections
 from tests.behaviour.transport.world import MODEL, World, started

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.transport.addresses import Address, parse_address
-from common.transport.connections import connect
+from common.transport.connecting import connect
 from common.transport.settings import RedisSettings
 
 

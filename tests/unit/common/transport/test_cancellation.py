@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.transport.connections import TRANSIENT, _all_answered, _on_shared_node, heeding_cancellation
+from common.transport.cluster import _all_answered, _on_shared_node
+from common.transport.failures import TRANSIENT, heeding_cancellation
 
 
 async def test_a_cancellation_that_the_call_swallows_still_ends_the_task() -> None:
