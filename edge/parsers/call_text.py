@@ -11,7 +11,9 @@ from edge.parsers.parts import CallStarted, Content, Part, held_prefix
 class CallTextParser(ABC):
     """A loop of steps over pending text; each format says what its steps are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_forced: bool = False) -> None:
+        """``is_forced``: a grammar allows calls only, so that nothing held back is content."""
+        self._is_forced = is_forced
         self._pending = ""
         self._object: CallObject | None = None
         self._calls = 0
@@ -28,14 +30,14 @@ class CallTextParser(ABC):
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back. A call that was cut stays as it is; the beginning of one is content."""
+        """What was held back. A call that was cut stays as it is, and the beginning of one is dropped."""
         parts: list[Part] = []
-        if self._object is not None:
-            self.was_cut = self._object.is_started
-            if not self._object.is_started:
-                self._add_content(self._object.raw, parts)
-        elif self._holds_content():
-            self._add_content(self._pending, parts)
+        held = self._pending if self._object is None else self._object.raw
+        self.was_cut = self._object is not None and self._object.is_started
+        if self._is_forced or not self._holds_content():
+            self._space = ""
+        elif not self.was_cut:
+            self._add_content(held, parts)
         self._pending, self._object = "", None
         if self._space and not self._is_after_call:
             parts.append(Content(self._space))
@@ -52,7 +54,7 @@ class CallTextParser(ABC):
 
     @abstractmethod
     def _holds_content(self) -> bool:
-        """Whether pending text is content if nothing follows it."""
+        """Whether what is held back may be ordinary text, if nothing follows it and no grammar forbids that."""
 
     def _begin_object(self, call_object: CallObject) -> None:
         self._object = call_object

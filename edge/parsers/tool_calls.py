@@ -1,7 +1,8 @@
 """Tool calls in generated text, one parser instance a choice. Markup never becomes content, whatever the chunking.
 
 White space beside a call is no content. What looks like a call but is none (broken JSON, no name) is content, without
-its markup. An unfinished call stays unfinished; the finish reason tells (`edge.translate.choice_fold`).
+its markup. An unfinished call stays unfinished; the finish reason tells (`edge.translate.choice_fold`). One that was
+cut before its name is dropped; where neither a grammar nor complete opening markup says that it is one, it is content.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ TOOL_FORMATS: Final = (HERMES, LLAMA3_JSON, MISTRAL)
 
 
 def tool_call_parser(tool_format: str, *, is_forced: bool = False) -> CallTextParser:
-    """A new parser. ``is_forced``: a grammar makes the text begin with a call. ``tool_format``: of `TOOL_FORMATS`."""
+    """A new parser. ``is_forced``: a grammar allows nothing but calls. ``tool_format``: of `TOOL_FORMATS`."""
     if tool_format == LLAMA3_JSON:
-        return Llama3JsonParser()
+        return Llama3JsonParser(is_forced=is_forced)
     if tool_format == MISTRAL:
         return MistralParser(is_forced=is_forced)
-    return HermesParser()
+    return HermesParser(is_forced=is_forced)
 
 
 class _Place(Enum):
@@ -41,8 +42,8 @@ class HermesParser(CallTextParser):
     OPEN: Final = "<tool_call>"
     CLOSE: Final = "</tool_call>"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, is_forced: bool = False) -> None:
+        super().__init__(is_forced=is_forced)
         self._place = _Place.OUTSIDE
 
     def _step(self, parts: list[Part]) -> bool:
@@ -92,9 +93,10 @@ class Llama3JsonParser(CallTextParser):
 
     TAG: Final = "<|python_tag|>"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, is_forced: bool = False) -> None:
+        super().__init__(is_forced=is_forced)
         self._is_content = False
+        self._is_marked = False  # a tag or a separator says that calls follow
 
     def _step(self, parts: list[Part]) -> bool:
         if self._is_content:
@@ -105,9 +107,9 @@ class Llama3JsonParser(CallTextParser):
         if not text or (self.TAG.startswith(text) and text != self.TAG):
             return False
         if text.startswith(self.TAG):
-            self._pending = text[len(self.TAG) :]
+            self._pending, self._is_marked = text[len(self.TAG) :], True
         elif text[0] == ";" and self._calls:
-            self._pending = text[1:]
+            self._pending, self._is_marked = text[1:], True
         elif text[0] == "{":
             self._space += self._pending[: len(self._pending) - len(text)]
             self._pending = text
@@ -120,7 +122,7 @@ class Llama3JsonParser(CallTextParser):
         self._is_content = is_broken or not self._is_after_call
 
     def _holds_content(self) -> bool:
-        return True
+        return self._is_content or not self._is_marked
 
 
 class MistralParser(CallTextParser):
@@ -130,7 +132,7 @@ class MistralParser(CallTextParser):
     ARGUMENTS_MARKER: Final = "[ARGS]"
 
     def __init__(self, *, is_forced: bool = False) -> None:
-        super().__init__()
+        super().__init__(is_forced=is_forced)
         self._place = _Place.INSIDE if is_forced else _Place.OUTSIDE
 
     def _step(self, parts: list[Part]) -> bool:
@@ -183,4 +185,6 @@ class MistralParser(CallTextParser):
             self._place = _Place.OUTSIDE
 
     def _holds_content(self) -> bool:
-        return self._place is _Place.OUTSIDE or (self._place is _Place.INSIDE and not self._calls)
+        if self._place is _Place.INSIDE:  # one word may be the beginning of a name
+            return len(self._pending.split()) > 1
+        return self._place is _Place.OUTSIDE

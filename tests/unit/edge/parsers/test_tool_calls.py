@@ -151,6 +151,51 @@ def test_a_forced_mistral_call_needs_no_marker() -> None:
     assert parsed(MISTRAL, [text]).content == text
 
 
+TWO: dict[str, str] = {
+    HERMES: '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+    LLAMA3_JSON: '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+    MISTRAL: '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "[TOOL_CALLS]", "[TOOL_CALLS]f{}[TOOL_CALLS]"])
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_forced_calls_have_no_content_wherever_they_are_cut(tool_format: str, prefix: str) -> None:
+    text = (prefix if tool_format == MISTRAL else "") + TWO[tool_format]
+    for at in range(len(text) + 1):
+        assert parsed(tool_format, list(text[:at]), is_forced=True).content == ""
+        assert parsed(tool_format, [text[:at]], is_forced=True).content == ""
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "content"),
+    [
+        (HERMES, "See: <to", "See: <to"),
+        (HERMES, "See:\n<tool_call>", "See:"),
+        (HERMES, 'See:\n<tool_call>\n{"na', "See:"),
+        (HERMES, ONE + '\n<tool_call>{"na', ""),
+        (HERMES, ONE + "\n</tool", "</tool"),
+        (HERMES, ONE.removesuffix("_call>"), ""),
+        (LLAMA3_JSON, "<|pyth", "<|pyth"),
+        (LLAMA3_JSON, '{"na', '{"na'),
+        (LLAMA3_JSON, '<|python_tag|>{"na', ""),
+        (LLAMA3_JSON, '{"name": "f", "parameters": {}}; {"na', ""),
+        (MISTRAL, "See: [TOOL_", "See: [TOOL_"),
+        (MISTRAL, "See: [TOOL_CALLS]", "See:"),
+        (MISTRAL, 'See: [TOOL_CALLS][{"na', "See:"),
+        (MISTRAL, '[TOOL_CALLS]{"na', ""),
+        (MISTRAL, "[TOOL_CALLS]get_wea", ""),
+        (MISTRAL, "[TOOL_CALLS]get_weather[AR", ""),
+        (MISTRAL, "[TOOL_CALLS]no name at all", "no name at all"),
+        (MISTRAL, '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g', ""),
+    ],
+)
+def test_without_force_only_what_may_be_ordinary_text_is_content(tool_format: str, text: str, content: str) -> None:
+    assert parsed(tool_format, [text]).content == content
+    assert parsed(tool_format, list(text)).content == content
+
+
 PIECES = st.sampled_from(
     ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": [1, "é🌧"]}}', '{"name": "g"}', "text", " ", "\n",
      "{", "}", '"', "\\", "<", "[TOOL_CALLS]", "[", "]", ";", ",", '{"name": "h", "parameters": {}}', "<|python_tag|>",

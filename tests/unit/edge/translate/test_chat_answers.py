@@ -158,6 +158,18 @@ def test_a_forced_call_has_empty_content_and_a_named_one_stops() -> None:
         assert (answer["finish_reason"], answer["message"]["content"]) == (reason, "")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "list_all"}}])
+def test_a_forced_call_that_is_cut_before_its_name_leaves_nothing_in_both_forms(choice: Any) -> None:
+    begun = hermes("list_all", "{}")[:16]
+    log = Log(chat(served(QWEN), tools=TOOLS, tool_choice=choice, stream=True, reasoning_effort="none"))
+    log.says(begun[:9]).says(begun[9:]).finishes(FinishReason.LENGTH).ends()
+    streamed, plain = assembled(log.parsed()), log.answer()["choices"][0]
+    assert streamed["content"] == plain["message"]["content"] == ""
+    assert "tool_calls" not in plain["message"]
+    assert not streamed["calls"]
+    assert streamed["finish_reason"] == plain["finish_reason"] == "length"
+
+
 def test_without_calls_there_is_no_key_for_them() -> None:
     message = Log(chat(served(QWEN), tools=TOOLS)).says("hi").finishes().ends().answer()["choices"][0]["message"]
     assert "tool_calls" not in message
