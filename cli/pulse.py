@@ -49,7 +49,7 @@ class Pulse:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=self._interval_s)
         try:
             connection.request("GET", "/health")
-            connection.getresponse()
+            connection.getresponse().read()  # closing with something unread would reset the connection
         except TimeoutError:
             return False
         except (OSError, http.client.HTTPException):

@@ -92,3 +92,16 @@ def test_who_is_stopped_or_gone_is_let_be(mute: str) -> None:
         assert pulse.take_silent({}) == []
         eventually(lambda: pulse._unanswered["mute"] >= PATIENCE)
         assert pulse.take_silent({"mute": process.pid}) == []
+
+
+def test_whoever_answers_has_all_of_it_read_and_is_not_hung_up_on() -> None:
+    body = b"x" * (1 << 22)  # more than fits between the two
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        with watching(worker=f"http://127.0.0.1:{listener.getsockname()[1]}", interval_s=60 / 1000):
+            answered, _ = listener.accept()
+            with answered:
+                answered.settimeout(60)
+                assert answered.recv(1 << 16).startswith(b"GET /health ")
+                answered.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                assert answered.recv(1) == b"", "closed in order, not reset"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -129,13 +128,16 @@ class TestServer:
         assert self.ask(server, "/else")[0] == HTTPStatus.NOT_FOUND
 
     def test_who_hangs_up_leaves_no_traceback(self, server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
-        before = threading.active_count()
+        before = threading.enumerate()
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as scraper:
             scraper.sendall(b"GET /health HTTP/1.1\r\n\r\n")
             assert scraper.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            serving = [t for t in threading.enumerate() if t not in before and "process_request" in t.name]
             scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
-        while threading.active_count() > before:  # the thread that has served it
-            time.sleep(0.01)
+        assert serving, "the connection is kept, and its thread with it"
+        for thread in serving:
+            thread.join(60)
+            assert not thread.is_alive()
         assert capfd.readouterr() == ("", "")
 
     def test_its_thread_ends_with_it(self, metrics: WorkerMetrics) -> None:
