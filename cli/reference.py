@@ -30,9 +30,10 @@ _CONFIGURATION: Final = f"""# Configuration
 
 A setting is read from its flag, else its environment variable, else the TOML file given by `--config FILE` or
 `HEADRACE_CONFIG`, else it has its default. In the file a setting stands at the top level or in the table of its group.
-Lists: repeat the flag; comma-separated (or a JSON array) in the variable; an array in the file. Switches: `--x` and
-`--no-x`. An empty variable counts as not set. Unknown options, variables and keys are mistakes; all mistakes are
-reported together, and the process exits with 2. Secrets are never shown.
+A list is comma-separated, or a JSON array where an item has a comma, in flag, variable and file alike; a flag may also
+be repeated, and the file may have an array. Switches: `--x` and `--no-x`. An empty variable counts as not set. Unknown
+options, variables and keys are mistakes; all mistakes are reported together, and the process exits with 2. Secrets
+are never shown.
 
 ```toml
 redis_url = "redis://log:6379/0"

@@ -8,8 +8,9 @@ it needs and hands each part its own. Nobody else reads flags, the environment o
     field_name in the file      top level, or in a table named after its group ([scheduler] for SchedulerSettings)
     the default
 
-An empty environment variable counts as not set. Lists: the flag is repeated; the variable is comma-separated, or a
-JSON array. Every mistake of every source is collected, and all of them are reported together.
+An empty environment variable counts as not set. A list is comma-separated, or a JSON array where an item has a comma,
+in the flag, the variable and a text of the file alike; a flag may also be repeated, and the file may have an array.
+Every mistake of every source is collected, and all of them are reported together.
 """
 
 from __future__ import annotations

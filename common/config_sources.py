@@ -114,12 +114,15 @@ def _from_document(
     other_fields = {name for fields in elsewhere.values() for name in fields}
     values: dict[str, Given] = {}
     mistakes: list[str] = []
+    found = Found(values, mistakes)
 
     def take(key: str, value: Any, section: str | None) -> None:
         where = f"{path}: {f'[{section}] ' if section else ''}{key}"
         fits = key in own and section in (None, own[key].section)
         if fits and key in values:
             mistakes.append(f"{where}: given twice in the file")
+        elif fits and own[key].kind == "list" and isinstance(value, str):
+            _take(found, own[key], value, where)
         elif fits:
             values[key] = Given(value, where)
         elif key not in (elsewhere.get(section, ()) if section else other_fields):
@@ -131,12 +134,17 @@ def _from_document(
                 take(inner, inner_value, key)
         else:
             take(key, value, None)
-    return Found(values, mistakes)
+    return found
 
 
 def _take(found: Found, setting: Setting, raw: Any, source: str) -> None:
+    """``raw``: a text, those of a flag that may be repeated, or what a switch says."""
     try:
-        found.values[setting.name] = Given(_parse_text(setting, raw) if isinstance(raw, str) else raw, source)
+        if isinstance(raw, str):
+            value = _parse_text(setting, raw)
+        else:
+            value = [item for text in raw for item in _parse_text(setting, text)] if setting.kind == "list" else raw
+        found.values[setting.name] = Given(value, source)
     except json.JSONDecodeError as error:
         found.mistakes.append(f"{setting.name}: not JSON ({error}), got {setting.shown(raw)} ({source})")
 
@@ -146,7 +154,8 @@ def _parse_text(setting: Setting, text: str) -> Any:
     if (setting.kind, text.lstrip()[:1]) in (("json", "{"), ("list", "[")):
         return json.loads(text)
     if setting.kind == "list":
-        return [part.strip() for part in text.split(",") if part.strip()]
+        items = [part.strip() for part in text.split(",") if part.strip()]
+        return items or [""]  # the field refuses or takes it; without it, an empty key would be no key at all
     return text
 
 

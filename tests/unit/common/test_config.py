@@ -87,10 +87,28 @@ class TestPrecedence:
 
 
 class TestForms:
-    def test_lists_repeat_as_flags_and_are_comma_separated_or_json_as_variables(self) -> None:
-        assert read("--shelf-names", "a", "--shelf-names", "b,c")[OvenSettings].shelf_names == ("a", "b,c")
-        assert read(environ={"HEADRACE_SHELF_NAMES": "a, b"})[OvenSettings].shelf_names == ("a", "b")
-        assert read(environ={"HEADRACE_SHELF_NAMES": '["a,b"]'})[OvenSettings].shelf_names == ("a,b",)
+    @pytest.mark.parametrize(
+        ("text", "items"), [("a", ("a",)), ("a, b", ("a", "b")), ('["a,b", "c"]', ("a,b", "c")), (",", ("",))]
+    )
+    def test_a_list_is_read_by_one_rule_from_every_source(
+        self, tmp_path: Path, text: str, items: tuple[str, ...]
+    ) -> None:
+        path = tmp_path / "oven.toml"
+        path.write_text(f"shelf_names = '{text}'\n[door]\nkeys = '{text}'\n", encoding="utf-8")
+        variables = {"HEADRACE_SHELF_NAMES": text, "HEADRACE_KEYS": text}
+        for loaded in (
+            read("--shelf-names", text, "--keys", text), read(environ=variables), read("--config", str(path))
+        ):  # fmt: skip
+            assert loaded[OvenSettings].shelf_names == items
+            assert tuple(key.get_secret_value() for key in loaded[DoorSettings].keys) == items
+
+    def test_lists_may_be_repeated_flags_and_arrays_of_the_file(self, tmp_path: Path) -> None:
+        repeated = read("--shelf-names", "a", "--shelf-names", "b,c", "--shelf-names", '["d,e"]')
+        assert repeated[OvenSettings].shelf_names == ("a", "b", "c", "d,e")
+        path = tmp_path / "oven.toml"
+        path.write_text('shelf_names = ["a", "b,c"]\n', encoding="utf-8")
+        assert read("--config", str(path))[OvenSettings].shelf_names == ("a", "b,c")
+        assert "not JSON" in mistakes("--shelf-names", '["a')[0]
 
     @pytest.mark.parametrize(("argv", "expected"), [((), True), (("--no-fan",), False), (("--fan",), True)])
     def test_booleans_are_on_off_flags(self, argv: tuple[str, ...], expected: bool) -> None:
@@ -188,7 +206,7 @@ class TestShowing:
 
     def test_a_child_process_gets_the_same_values_through_its_environment(self) -> None:
         loaded = read(
-            "cake", "--no-fan", "--shelf-names", "a,b", "--weights", '{"a": 2}', "--lock-code", "x", "--keys", "y"
+            "cake", "--no-fan", "--shelf-names", '["a,b"]', "--weights", '{"a": 2}', "--lock-code", "x", "--keys", "y"
         )
         environ = loaded.environment()
         assert load([OvenSettings, DoorSettings], environ=environ).groups == loaded.groups
