@@ -35,9 +35,10 @@ from typing import ClassVar
 
 
 class HeadraceError(Exception):
-    """Base of every error this system raises on purpose.
+    """Something failed inside the server that no other code names; its log has the reason, found by the request id.
 
-    ``code`` is the stable machine-readable name, ``retryable`` says whether the same call may succeed later.
+    Base of every error that this system raises on purpose. ``code`` is the stable machine-readable name, ``retryable``
+    says whether the same call may succeed later.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -135,7 +136,7 @@ class StreamGap(LogCorrupt):
 
 
 class StreamExpired(HeadraceError):
-    """The request's events are past their retention or never existed."""
+    """The request's events, or those at the position, are past their retention, lost in a failover, or never were."""
 
     code = "stream_expired"
 

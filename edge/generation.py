@@ -279,10 +279,14 @@ def _refuse_beyond(delivery: Delivery, attached: Attached) -> None:
     """Behind the end of what is over is nothing and never was; what still runs may have lost its tail in a failover."""
     if delivery.after <= attached.last_n:
         return
-    said = f"Position {delivery.after} is beyond the log, which ends at {attached.last_n}."
+    said = f"{delivery.named}: position {delivery.after} is beyond the log, which ends at {attached.last_n}"
     if attached.phase is RequestPhase.DONE:
-        raise InvalidRequest(f"{delivery.named}: {said}", param=delivery.named)
-    raise StreamExpired(said)
+        raise InvalidRequest(f"{said}.", param=delivery.named)
+    raise StreamExpired(
+        f"{said} and is still being written: either nobody was given that position, or what stood there was lost in a "
+        "failover. Read the stream again from a place that it has, or from its beginning.",
+        param=delivery.named,
+    )
 
 
 def _refuse_when_closed(services: Services) -> None:

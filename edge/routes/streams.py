@@ -27,7 +27,7 @@ async def read_stream(
     It begins after `Last-Event-ID`, or after the query parameter `after`, or, for a client that read a stream without
     positions, after as many `data:` lines as `after_chunks` says; else at the start. With `stream=false` it is the
     whole answer in one document, as soon as there is one. 400 when the place is behind the end of the stream, 410 when
-    the request is unknown or past its retention.
+    the request is unknown or past its retention, or still runs and has not come to the position.
     """
     if not flag_of(stream, "stream"):
         return await resume(request, request_id, Delivery(), whole=True)

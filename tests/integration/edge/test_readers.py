@@ -170,6 +170,20 @@ class TestComingBack:
         status, _, refused = split(await get(edge, f"/v1/streams/{headers['x-headrace-request-id']}?{name}={value}"))
         assert (status, json.loads(refused)["error"]["param"]) == (400, name)
 
+    async def test_a_position_ahead_of_a_running_stream_is_410_that_says_why(
+        self, edge: ThreadedEdge, worker: ScriptedWorker
+    ) -> None:
+        worker.steps.clear()
+        first = await send(edge, CHAT, body(max_tokens=3, stream=True), RESUMABLE)
+        await until(lambda: worker.running)
+        status, _, refused = split(await get(edge, f"/v1/streams/{worker.running[0]}?after=300"))
+        error = json.loads(refused)["error"]
+        assert (status, error["code"], error["param"]) == (410, "stream_expired", "after")
+        assert "position 300 is beyond the log, which ends at " in error["message"]
+        assert "failover" in error["message"]
+        worker.steps.set()
+        await rest(first)
+
     async def test_a_count_that_the_rest_of_a_running_stream_does_not_reach_is_told_at_its_end(
         self, edge: ThreadedEdge, worker: ScriptedWorker
     ) -> None:
