@@ -105,14 +105,11 @@ def main(argv: Sequence[str], prog: str) -> int:
             try:
                 name = wait_until_ready(supervisor, plan, settings.start_timeout_s, stop)
                 if name:
-                    announce(state_dir, plan, supervisor, name, log.embedded_url)
+                    announcement = Announcement(state_dir / SERVE_FILE, plan, name, log.embedded_url)
+                    announcement.write(supervisor.pids())
+                    print(invitation(plan, name), flush=True)
                     pulse.start()
-                while not stop.asked:
-                    supervisor.check()
-                    for silent in pulse.take_silent(supervisor.pids()):
-                        supervisor.kill(silent, "has not answered for a minute")
-                    log.check()
-                    time.sleep(_POLL_S)
+                    watch(supervisor, pulse, log, announcement, stop)
             finally:
                 pulse.stop()
                 # Nobody was told of an address before it was ready: nothing is there to be drained.
@@ -120,6 +117,17 @@ def main(argv: Sequence[str], prog: str) -> int:
         finally:
             log.stop()
     return 0
+
+
+def watch(supervisor: Supervisor, pulse: Pulse, log: Log, announcement: Announcement, stop: Stop) -> None:
+    """Replace what dies or hangs until a stop is asked for."""
+    while not stop.asked:
+        supervisor.check()
+        for silent in pulse.take_silent(supervisor.pids()):
+            supervisor.kill(silent, "has not answered for a minute")
+        log.check()
+        announcement.update(supervisor.pids())
+        time.sleep(_POLL_S)
 
 
 @contextmanager
@@ -288,17 +296,38 @@ def _get(url: str, key: str = "") -> str:
         return ""
 
 
-def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str, log_url: str) -> None:
-    """Say where it is, with a line to try it; the same for programs in ``serve.json``. Raises `StartFailed`."""
+class Announcement:
+    """``serve.json``: where the system is and which processes it has, for programs."""
+
+    def __init__(self, path: Path, plan: Plan, name: str, log_url: str) -> None:
+        self._path = path
+        self._facts = {"url": plan.urls[0], "urls": plan.urls, "model": name, "pid": os.getpid()}
+        self._facts |= {"log": log_url} if log_url else {}
+        self._children: Mapping[str, int] = {}
+
+    def write(self, children: Mapping[str, int]) -> None:
+        """All of it, with the pids of ``children`` by name; readers meanwhile see the old. Raises `StartFailed`."""
+        self._children = children
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        try:
+            partial.write_text(json.dumps({**self._facts, "children": children}, indent=2) + "\n", encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            raise StartFailed(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def update(self, children: Mapping[str, int]) -> None:
+        """Write it again when other children live than it tells. One that cannot be written is said, and left."""
+        if children == self._children:
+            return
+        try:
+            self.write(children)
+        except StartFailed as error:  # a full disk is no reason to stop what runs
+            say(error.message)
+
+
+def invitation(plan: Plan, name: str) -> str:
+    """Where it is, with a line to try it."""
     url = plan.urls[0]
-    facts = {"url": url, "urls": plan.urls, "model": name, "pid": os.getpid(), "children": supervisor.pids()}
-    facts |= {"log": log_url} if log_url else {}
-    partial = state_dir / f"{SERVE_FILE}.partial"
-    try:
-        partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        partial.replace(state_dir / SERVE_FILE)
-    except OSError as error:
-        raise StartFailed(f"{state_dir / SERVE_FILE} cannot be written: {error.strerror}") from error
     body = {"model": name, "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 40, "stream": True}
     key = ["  -H 'Authorization: Bearer YOUR_KEY' \\"] if plan.key else []
     lines = [
@@ -313,7 +342,7 @@ def announce(state_dir: Path, plan: Plan, supervisor: Supervisor, name: str, log
         "",
         "Ctrl-C stops it in order; a second one at once.",
     ]
-    print("\n".join(lines), flush=True)
+    return "\n".join(lines)
 
 
 def shut_down(supervisor: Supervisor, loaded: Loaded, is_forced: Callable[[], bool]) -> None:

@@ -124,6 +124,7 @@ def test_a_killed_child_is_restarted_and_says_so_and_all_goes_on(served: Served,
     eventually(
         lambda: (served.state_dir / "run" / f"{child}.pid").exists() and served.pid(child) != before, served.text
     )
+    eventually(lambda: served.facts()["children"].get(child) == served.pid(child), served.text)
 
     def answers() -> bool:
         try:
