@@ -93,7 +93,7 @@ class LimitSettings(Settings):
             return value
         pairs = [item.strip().partition("=") for item in value.split(",") if item.strip()]
         if any(not sign for _, sign, _ in pairs):
-            raise ValueError(f"tenant_weights: expected tenant=weight pairs, such as a=2,b=0.5, got {value!r}")
+            raise ValueError("should be tenant=weight pairs, such as a=2,b=0.5")
         return {tenant: weight for tenant, _, weight in pairs}
 
     @field_validator("tenant_weights")
@@ -102,9 +102,7 @@ class LimitSettings(Settings):
         least, most = _WEIGHTS
         for tenant, weight in weights.items():
             if not least <= weight <= most:
-                raise ValueError(
-                    f"tenant_weights: the weight of {tenant!r} must be from {least:g} to {most:g}, it is {weight}"
-                )
+                raise ValueError(f"the weight of {tenant!r} must be from {least:g} to {most:g}")
         return weights
 
 
