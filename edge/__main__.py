@@ -69,11 +69,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m edge") -> int
 async def wait_for_log(settings: RedisSettings) -> None:
     """An edge may be started before its log; nothing listens until it is there. Raises `ConfigError`."""
     logger = get_logger("edge")
+    told = ""
     while True:
         try:
             log = await LogClient.open(settings)
         except LogUnavailable as error:
-            logger.warning("waiting for the log", error=error.message)
+            if error.message != told:
+                logger.warning("waiting for the log", error=error.message)
+            told = error.message
             await asyncio.sleep(RECONNECT_PAUSE_S)
         else:
             await log.close()

@@ -328,11 +328,14 @@ def _urgent_room(card: ModelCard, output: OutputStage) -> int:
 async def _patiently(step: Callable[[], Awaitable[_T]]) -> _T:
     """A step of the start, which may be repeated: a worker has loaded its model for nothing when it ends because the
     log is away for longer than a call is retried."""
+    told = ""
     while True:
         try:
             return await step()
         except LogUnavailable as error:
-            log.warning("waiting for the log", reason=error.message)
+            if error.message != told:
+                log.warning("waiting for the log", reason=error.message)
+            told = error.message
             await asyncio.sleep(_CONNECT_PAUSE_S)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from common.config_fields import redacted
 from common.errors import ConfigError, LogCorrupt, LogUnavailable
 from common.transport import deployment
 from common.transport.connecting import connect
@@ -44,6 +45,7 @@ class LogClient:
         self.settings = settings
         self.keys = keys
         self.connections = connections
+        self._was_connected = False
         self.generation = 0
         """Counts reconnections: when it has changed, replies may have been lost."""
         self._reconnecting = asyncio.Lock()
@@ -60,6 +62,7 @@ class LogClient:
         client = cls(settings, connections, Keys(settings.key_prefix, settings.partitions or 1))
         try:
             await client.retrying(connections.ping)
+            client._was_connected = True
             await client.retrying(lambda: deployment.check_server(connections, settings))
             partitions = await client.retrying(lambda: deployment.agree_partitions(connections, client.keys, settings))
         except BaseException:
@@ -176,7 +179,11 @@ class LogClient:
             raise error from cause
 
     async def _reconnect(self, cause: Exception) -> None:
-        _log.warning("connection to the log lost: %s: %s", type(cause).__name__, cause)
+        if self._was_connected:
+            _log.warning("connection to the log lost: %s: %s", type(cause).__name__, cause)
+        else:
+            url = redacted(self.settings.redis_url)
+            _log.warning("no log at %s yet (redis_url: --redis-url or HEADRACE_REDIS_URL): %s", url, cause)
         pause_s = _FIRST_PAUSE_S
         while True:
             with contextlib.suppress(*TRANSIENT):

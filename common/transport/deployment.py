@@ -59,8 +59,11 @@ async def agree_partitions(connections: Connections, keys: Keys, settings: Redis
     # On one server a second partition buys nothing: it would cost a call more for each step, and tenants are weighed
     # against each other within a partition.
     first = wanted or (_CLUSTER_PARTITIONS if connections.is_cluster else 1)
-    await connections.execute("SET", keys.layout, first, "NX", key=keys.layout)
-    fixed = int(await connections.execute("GET", keys.layout, key=keys.layout))
+    kept = None
+    while kept is None:  # between the two the log may be emptied, or fail over to a replica without the key
+        await connections.execute("SET", keys.layout, first, "NX", key=keys.layout)
+        kept = await connections.execute("GET", keys.layout, key=keys.layout)
+    fixed = int(kept)
     if wanted is not None and wanted != fixed:
         raise ConfigError(
             f"partitions: this deployment was started with {fixed} partitions, not {wanted}", param="partitions"
