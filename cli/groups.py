@@ -39,7 +39,7 @@ class LocalLogSettings(Settings):
     state_dir: Path = Field(
         Path(".headrace"),
         description="State directory of a `headrace serve`, whose embedded log is read; one that does not run any more "
-        "has its log started for that, and stopped again.",
+        "has its log started for that, and stopped again (not by `tail`, which waits for what happens).",
     )
 
 

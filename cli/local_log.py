@@ -1,10 +1,12 @@
 """Which log `inspect`, `replay` and `tail` read: the one they are given, that of a `headrace serve` that runs here, or,
-when none does, the one that it left behind, for which its embedded server is started as long as it is read."""
+when none does, the one that it left behind, for which its embedded server is started as long as it is read. `tail`,
+which has no end, reads no such log: it would keep a serve from being started."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -65,14 +67,14 @@ def embedded_settings(loaded: Loaded, state_dir: Path) -> EmbeddedSettings:
 
 
 @asynccontextmanager
-async def opened_log(loaded: Loaded) -> AsyncIterator[LogClient]:
+async def opened_log(loaded: Loaded, *, starts: bool = True) -> AsyncIterator[LogClient]:
     """The log as given, else the embedded one of the state directory, else the default; closed, and stopped if it was
-    started for this, at the end. To be called on the main thread.
+    started for this, at the end. To be called on the main thread. Without ``starts`` an embedded one must be running.
 
     Raises `LogUnavailable`, and `ConfigError` when the embedded server cannot be started.
     """
     with ExitStack() as server:
-        url = "" if "redis_url" in loaded.sources else _local_url(loaded, server)
+        url = "" if "redis_url" in loaded.sources else _local_url(loaded, server, starts=starts)
         settings = loaded[RedisSettings]
         client = await _open(loaded, settings.model_copy(update={"redis_url": url}) if url else settings)
         try:
@@ -82,17 +84,31 @@ async def opened_log(loaded: Loaded) -> AsyncIterator[LogClient]:
 
 
 async def _open(loaded: Loaded, settings: RedisSettings) -> LogClient:
-    try:
+    if settings is not loaded[RedisSettings] or "redis_url" in loaded.sources:
         return await LogClient.open(settings)
+    try:
+        with _quiet():
+            return await LogClient.open(settings)
     except LogUnavailable as error:
-        if settings is not loaded[RedisSettings] or "redis_url" in loaded.sources:
-            raise
         place = loaded[LocalLogSettings].state_dir.absolute()
-        hint = f"no headrace serve has its log in {place} and no --redis-url was given; --state-dir names another place"
-        raise LogUnavailable(f"{error.message}\n{hint}") from error
+        raise LogUnavailable(
+            f"no headrace serve has its log in {place} and no --redis-url was given; --state-dir names another place"
+        ) from error
 
 
-def _local_url(loaded: Loaded, stack: ExitStack) -> str:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nobody has asked for the default address: that nothing answers there is no news."""
+    transport = logging.getLogger(LogClient.__module__)
+    level = transport.level
+    transport.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        transport.setLevel(level)
+
+
+def _local_url(loaded: Loaded, stack: ExitStack, *, starts: bool) -> str:
     """URL of the log of the state directory, which ``stack`` stops again if nobody else runs it; empty for none."""
     state_dir = loaded[LocalLogSettings].state_dir.expanduser().absolute()
     settings = embedded_settings(loaded, state_dir)
@@ -111,6 +127,11 @@ def _local_url(loaded: Loaded, stack: ExitStack) -> str:
             if url or time.monotonic() >= give_up_at:  # else another of our kind reads
                 return url
             time.sleep(_POLL_S)
+    if not starts:
+        raise LogUnavailable(
+            f"no headrace serve runs in {state_dir}, so nothing happens there; headrace inspect tells what has "
+            "happened to a request, --state-dir names another place, --redis-url another log"
+        )
     server = EmbeddedServer.start(settings)
     stack.callback(server.stop)
     return server.url

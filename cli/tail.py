@@ -1,4 +1,7 @@
-"""``headrace tail``: what happens in the whole deployment, event by event, as it is logged. Stop it with Ctrl-C."""
+"""``headrace tail``: what happens in the whole deployment, event by event, as it is logged. Stop it with Ctrl-C.
+
+A ``headrace serve`` must be running here, or ``--redis-url`` given.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 async def _tail(settings: TailSettings, loaded: Loaded) -> None:
-    async with opened_log(loaded) as client:
+    async with opened_log(loaded, starts=False) as client:
         await _Tail(Reading(client), settings).run()
 
 

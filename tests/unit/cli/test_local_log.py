@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from cli.groups import LOG_READERS
 from cli.local_log import SERVE_FILE, StateDirInUse, locked, opened_log
+from cli.main import main
 from cli.serve import no_announcement
 from common.config import Loaded, load
 from common.errors import LogUnavailable
@@ -109,12 +112,45 @@ def test_one_that_is_given_goes_first(state_dir: Path) -> None:
         asyncio.run(word_in(asked(state_dir, "--redis-url", NOWHERE)))
 
 
+def test_whoever_waits_for_what_happens_starts_no_log_and_holds_no_directory(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADRACE_REDIS_URL", raising=False)
+    leave_a_log(state_dir)
+    assert main(["tail", "--state-dir", str(state_dir)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headrace tail: no headrace serve runs in {state_dir}, so nothing happens there; ")
+    with locked(state_dir):
+        assert not is_running(state_dir)
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"log": ""}', '{"log": "unix:///nowhere/server.sock"}'])
 def test_whoever_has_no_log_here_is_told_how_to_name_one(state_dir: Path, content: str | None) -> None:
     if content is not None:
         (state_dir / SERVE_FILE).write_text(content, encoding="utf-8")
     with pytest.raises(LogUnavailable, match=r"no headrace serve has its log in .* no --redis-url was given"):
         asyncio.run(word_in(asked(state_dir)))
+
+
+def test_whoever_has_no_log_here_reads_one_line_that_helps(state_dir: Path) -> None:
+    """As its own process, whose log nobody has configured."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    program = f"""
+import sys
+from cli.main import main
+from common.transport import RedisSettings
+RedisSettings.model_fields["redis_url"].default = {NOWHERE!r}
+RedisSettings.model_rebuild(force=True)
+sys.exit(main(["inspect", "x", "--redis-retry-s", "0", "--state-dir", {str(state_dir)!r}]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environ, timeout=100
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"headrace inspect: no headrace serve has its log in {state_dir} and no --redis-url was given; "
+        "--state-dir names another place\n"
+    )
 
 
 def test_an_announcement_is_there_only_while_it_is_true(state_dir: Path) -> None:
