@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +48,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+EXIT_UNREAD: Final = 128 + signal.SIGPIPE  # as a shell tells of others that this ends
+_STDOUT: Final = 1
 _OWN: Final = ("common", "edge", "engine_worker", "cli", "bench")
 
 
@@ -67,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _lacking(prog, COMMANDS[name], error)
     try:
         result: int = module.main(words[len(name.split()) :], prog)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        return EXIT_UNREAD
     except HeadraceError as error:
         for line in error.message.splitlines():
             print(f"{prog}: {line}", file=sys.stderr)
@@ -74,6 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return result
+
+
+def _is_unread() -> bool:
+    """Whether a broken pipe is that of our output: its reader, such as ``head``, has enough. The rest goes nowhere."""
+    output = select.poll()
+    output.register(_STDOUT, 0)  # errors are told in any case
+    if not output.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, _STDOUT)
+    os.close(nowhere)
+    return True
 
 
 def overview(first_word: str = "") -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
+import types
+from collections.abc import Sequence
 
 import pytest
 
 from cli import groups
-from cli.main import COMMANDS, main
+from cli.main import COMMANDS, Command, main
 from edge.__main__ import GROUPS as EDGE_GROUPS
 from engine_worker.__main__ import GROUPS as WORKER_GROUPS
 
@@ -79,6 +83,42 @@ def test_mistakes_in_settings_are_lines_and_exit_code_2(capsys: pytest.CaptureFi
 def test_the_commands_read_the_groups_that_their_processes_read() -> None:
     assert set(groups.EDGE) == set(EDGE_GROUPS)
     assert set(groups.WORKER) == set(WORKER_GROUPS)
+
+
+@pytest.mark.parametrize(
+    "says",
+    ['print("line\\n" * 100_000)', 'print("line")', 'print("line", flush=True)'],
+    ids=["much", "little", "flushed"],
+)
+def test_output_that_nobody_reads_to_its_end_is_no_mistake(says: str) -> None:
+    program = f"""
+import sys, types
+from cli import main
+command = types.ModuleType("command")
+command.main = lambda argv, prog: {says} or 0
+sys.modules["command"] = command
+main.COMMANDS = {{"say": main.Command("command", "")}}
+sys.exit(main.main(["say"]))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_another_pipe_that_breaks_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(argv: Sequence[str], prog: str) -> int:
+        raise BrokenPipeError(f"{prog} {argv}")
+
+    command = types.ModuleType("command")
+    monkeypatch.setattr(command, "main", breaks, raising=False)
+    monkeypatch.setitem(sys.modules, "command", command)
+    monkeypatch.setattr("cli.main.COMMANDS", {"break": Command("command", "")})
+    with pytest.raises(BrokenPipeError):
+        main(["break"])
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["edge", "--help"]])
