@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from cli.bench.engine import ENGINE_GROUPS, describe, engine_settings, model_facts
@@ -52,17 +52,33 @@ from engine_worker.sequence import Sequence as EngineSequence
 from engine_worker.step import SampledToken, StepOutput, StepPlan, StepResult
 
 PARTS: Final = ("schedule", "prepare", "forward", "sample", "commit", "report", "publish")
+_MOST_SEQUENCES: Final = 4096  # that a scheduler takes
+_MOST_TOKENS: Final = 1_048_576  # of a step: all prompts of a row are computed in one
 _NOISE: Final = 0x3C  # as both bytes of a bfloat16: 0.011
 
 
 class BenchStepSettings(Settings):
     """Which steps are taken."""
 
-    batch: tuple[int, ...] = Field((1, 8, 32, 64), description="Sequences that decode in one step.")
-    context: tuple[int, ...] = Field((128, 1024), description="Tokens that each of them has before it.")
-    prefill: tuple[int, ...] = Field((512,), description="Prompt lengths computed in one step.")
+    batch: tuple[int, ...] = Field((1, 8, 32, 64), description="Sequences that decode in one step, 1 to 4096.")
+    context: tuple[int, ...] = Field((128, 1024), description="Tokens that each of them has before it, at least 1.")
+    prefill: tuple[int, ...] = Field((512,), description="Prompt lengths computed in one step, at least 1.")
     seconds: float = Field(1.0, gt=0, le=600, description="Time for each row.")
     json_file: Annotated[Path | None, Flags(("--json",))] = Field(None, description="Write the figures here.")
+
+    @field_validator("batch")
+    @classmethod
+    def _check_batches(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not all(1 <= size <= _MOST_SEQUENCES for size in value):
+            raise ValueError(f"each should be 1 to {_MOST_SEQUENCES}")
+        return value
+
+    @field_validator("context", "prefill")
+    @classmethod
+    def _check_lengths(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(length < 1 for length in value):
+            raise ValueError("each should be at least 1")
+        return value
 
 
 class TakesAll:
@@ -155,7 +171,7 @@ def measure_decode(
     model: LoadedModel, settings: EngineSettings, batch: int, context: int, *, seconds: float, reference: Reference
 ) -> Row:
     """``batch`` sequences, each with ``context`` tokens before it, draw one token a step."""
-    room = min(1024, model.max_model_len - context)
+    room = _room(model, context)
     bench = _Bench(model, settings, batch, context + room, skips_prompts=True)
     bench.add([bench.request(context, room) for _ in range(batch)])
     bench.step()  # the prompts, all of them
@@ -282,11 +298,22 @@ def _fill(cache: Any) -> None:
                 _fill(memory)
 
 
+def _room(model: LoadedModel, context: int) -> int:
+    """Tokens that a sequence may draw behind ``context``."""
+    return min(1024, model.max_model_len - context)
+
+
 def _check_fits(settings: BenchStepSettings, model: LoadedModel) -> None:
     """Raises `ConfigError` for lengths that the model does not take."""
     longest = max((*(length + 64 for length in settings.context), *(length + 1 for length in settings.prefill)))
     if longest > model.max_model_len:
         raise ConfigError(f"context, prefill: {longest} tokens are needed, the model takes {model.max_model_len}")
+    for batch, context in itertools.product(settings.batch, settings.context):
+        most = batch * (context + _room(model, context))
+        if most > _MOST_TOKENS:
+            raise ConfigError(
+                f"batch, context: {batch} of {context} need {most} tokens in a step, {_MOST_TOKENS} at most"
+            )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from cli.main import main
 from tests.unit.engine_worker.models.tiny_models import make_model
 
 _MEMORY = ("--kv-cache-memory-bytes", "20000000", "--max-num-seqs", "8")
@@ -59,6 +60,23 @@ def test_a_load_that_the_model_cannot_take_is_a_mistake(model: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380)
     assert done.returncode == 2
     assert "E has requests of 1532 tokens, the model takes 256" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--batch", "0"), "batch: each should be 1 to 4096"),
+        (("--batch", "1", "--batch", "4097"), "batch: each should be 1 to 4096"),
+        (("--context", "0"), "context: each should be at least 1"),
+        (("--prefill", "-1"), "prefill: each should be at least 1"),
+    ],
+)
+def test_a_step_that_cannot_be_is_a_mistake_in_one_line(
+    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "step", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headrace bench step: {reason}")
 
 
 def test_a_step_is_measured_by_part(model: Path, tmp_path: Path) -> None:
