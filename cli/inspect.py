@@ -14,7 +14,7 @@ from pydantic import Field
 
 from cli.groups import LOG_READERS
 from cli.local_log import opened_log
-from cli.timeline import event_json, state_at, timeline
+from cli.timeline import counted, event_json, state_at, timeline
 from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded
 from common.telemetry.trace_ids import trace_id_hex
@@ -40,17 +40,18 @@ async def _inspect(settings: InspectSettings, loaded: Loaded) -> None:
     async with opened_log(loaded) as client:
         status, request, events = await read_request(client, settings.request_id)
         place = await Reading(client).queue_place(settings.request_id)
+    arrived_s = request.arrival_s or status.submitted_s  # what all times are counted from, that of the queue too
     shown = events if settings.at is None else events[: settings.at]
     if settings.as_json:
         for item in shown:
-            print(event_json(item, status.submitted_s))
+            print(event_json(item, arrived_s))
         return
     for line in heading(status, request):
         print(line)
     if place is not None:
         wait = "" if place.estimated_wait_s is None else f", about {place.estimated_wait_s:.1f} s to wait"
         print(f"queue     position {place.ahead + 1}{wait}")
-    for entry in timeline(request, shown, status.submitted_s, is_detailed=settings.events):
+    for entry in timeline(request, shown, arrived_s, is_detailed=settings.events):
         print(entry)
     state = state_at(events, len(shown))
     for index in range(request.num_choices):
@@ -80,10 +81,10 @@ def heading(status: RequestStatus, request: EngineRequest) -> list[str]:
         f"request   {status.request_id}",
         f"trace     {trace_id_hex(status.request_id, request.trace)}",
         f"model     {status.model}",
-        f"state     {status.phase}, epoch {status.epoch}, {status.attempts} takeovers"
+        f"state     {status.phase}, epoch {status.epoch}, {counted(status.attempts, 'takeover')}"
         + (f", owned by {status.owner}" if status.phase is RequestPhase.RUNNING else ""),
-        f"prompt    {prompts} tokens, {request.num_choices} choices, max_tokens {sampling.max_tokens}, "
-        f"temperature {sampling.temperature:g}, seed {sampling.seed}",
+        f"prompt    {counted(prompts, 'token')}, {counted(request.num_choices, 'choice')}, "
+        f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature:g}, seed {sampling.seed}",
     ]
     if status.cancel is not None:
         lines.append(f"cancel    {status.cancel} asked by {status.cancelled_by or 'nobody named'}")

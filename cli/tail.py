@@ -13,7 +13,7 @@ from pydantic import Field
 
 from cli.groups import LOG_READERS
 from cli.local_log import opened_log
-from cli.timeline import describe
+from cli.timeline import describe, is_handover
 from common.config import Loaded, Settings, load
 from common.errors import StreamExpired
 from common.events import EngineRequest, Tokens
@@ -48,6 +48,7 @@ class _Tail:
         self._specs: dict[str, EngineRequest] = {}
         self._positions: dict[str, int] = {}
         self._over: set[str] = set()
+        self._handed_over: set[str] = set()  # by their last event
 
     async def run(self) -> None:
         self._over = {
@@ -75,6 +76,7 @@ class _Tail:
             attached = await self._reading.attach(request_id, after=after or 0, edge_id="")
         except StreamExpired:
             self._over.add(request_id)
+            self._handed_over.discard(request_id)
             return
         if after is None:
             self._specs[request_id] = attached.spec
@@ -82,7 +84,12 @@ class _Tail:
             self._print(attached.spec.arrival_s, request_id, f"queued for {attached.spec.model}, {prompts} tokens")
         for item in attached.events:
             if self._settings.tail_tokens or not isinstance(item.event, Tokens):
-                self._print(item.event.t, request_id, f"{item.n} {describe(self._specs[request_id], item.event)}")
+                is_handed_over = request_id in self._handed_over
+                text = describe(self._specs[request_id], item.event, is_handed_over=is_handed_over)
+                self._print(item.event.t, request_id, f"{item.n} {text}")
+            self._handed_over.discard(request_id)
+            if is_handover(item.event):
+                self._handed_over.add(request_id)
         self._positions[request_id] = (after or 0) + len(attached.events)
         if attached.phase is RequestPhase.DONE and self._positions[request_id] >= attached.last_n:
             self._over.add(request_id)

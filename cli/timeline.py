@@ -24,7 +24,7 @@ from common.request_state import RequestState, apply
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One or several neighbouring events. ``at_s``: seconds from the submission."""
+    """One or several neighbouring events. ``at_s``: seconds from the arrival of the request."""
 
     first_n: int
     last_n: int
@@ -45,38 +45,50 @@ def state_at(events: Sequence[Recorded], n: int) -> RequestState:
 
 
 def timeline(
-    request: EngineRequest, events: Sequence[Recorded], submitted_s: float, *, is_detailed: bool
+    request: EngineRequest, events: Sequence[Recorded], arrived_s: float, *, is_detailed: bool
 ) -> Iterator[Line]:
     """Lines in order. Runs of token events are one line unless ``is_detailed``."""
     run: list[Recorded] = []
     seen_choices: set[int] = set()
+    is_handed_over = False
     for item in events:
         event = item.event
         if isinstance(event, Tokens) and event.choice in seen_choices and not is_detailed:
             run.append(item)
             continue
         if run:
-            yield _decode_line(run, submitted_s)
+            yield _decode_line(run, arrived_s)
             run = []
         is_first = isinstance(event, Tokens) and event.choice not in seen_choices
         if isinstance(event, Tokens):
             seen_choices.add(event.choice)
-        yield Line(item.n, item.n, event.t - submitted_s, describe(request, event, is_first_token=is_first))
+        text = describe(request, event, is_first_token=is_first, is_handed_over=is_handed_over)
+        yield Line(item.n, item.n, event.t - arrived_s, text)
+        is_handed_over = is_handover(event)
     if run:
-        yield _decode_line(run, submitted_s)
+        yield _decode_line(run, arrived_s)
 
 
-def describe(request: EngineRequest, event: OutputEvent, *, is_first_token: bool = False) -> str:
-    """One event in words."""
+def is_handover(event: OutputEvent) -> bool:
+    """Whether its worker has given the request to others in order: who continues has not taken it over."""
+    return isinstance(event, Milestone) and event.what == "handed_over"
+
+
+def describe(
+    request: EngineRequest, event: OutputEvent, *, is_first_token: bool = False, is_handed_over: bool = False
+) -> str:
+    """One event in words. ``is_handed_over``: the event before it `is_handover`."""
     choice = f" choice {event.choice}" if request.num_choices > 1 and hasattr(event, "choice") else ""
     match event:
         case Started(resumed_from=0):
             return (
-                f"started by {event.worker} under epoch {event.epoch}, {event.prompt_tokens} prompt tokens, "
-                f"{event.queue_s:.3f} s in the queue"
+                f"started by {event.worker} under epoch {event.epoch}, {counted(event.prompt_tokens, 'prompt token')}, "
+                f"{event.queue_s:.3f} s after its arrival"
             )
         case Started():
-            return f"taken over by {event.worker} under epoch {event.epoch}, goes on after event {event.resumed_from}"
+            how, why = ("continued", " (handed over)") if is_handed_over else ("taken over", "")
+            rest = f"goes on after event {event.resumed_from}{why}"
+            return f"{how} by {event.worker} under epoch {event.epoch}, {rest}"
         case Milestone():
             detail = ", ".join(f"{key} {value}" for key, value in event.detail.items())
             return f"{event.what.replace('_', ' ')}{choice}{': ' if detail else ''}{detail}"
@@ -84,7 +96,9 @@ def describe(request: EngineRequest, event: OutputEvent, *, is_first_token: bool
             return f"prompt {event.prompt_index} scored"
         case Tokens():
             what = "first token" if is_first_token else "tokens"
-            cached = f", {event.cached_tokens} prompt tokens from the prefix cache" if event.cached_tokens else ""
+            cached = (
+                f", {counted(event.cached_tokens, 'prompt token')} from the prefix cache" if event.cached_tokens else ""
+            )
             return f"{what}{choice}: {_quoted(event.text)} {list(event.token_ids)}{cached}"
         case ChoiceFinished():
             why = f" ({event.stop_reason!r})" if event.stop_reason is not None else ""
@@ -94,23 +108,28 @@ def describe(request: EngineRequest, event: OutputEvent, *, is_first_token: bool
             usage = event.usage
             end = "ended" if event.cancelled is None else f"cancelled ({event.cancelled})"
             return (
-                f"{end}: {usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
-                f"{usage.completion_tokens} completion tokens"
+                f"{end}: {counted(usage.prompt_tokens, 'prompt token')} ({usage.cached_tokens} cached), "
+                f"{counted(usage.completion_tokens, 'completion token')}"
             )
         case Failed():
             return f"failed: {event.code}: {event.message}"
 
 
-def event_json(item: Recorded, submitted_s: float) -> str:
-    """One event as a line of JSON, with its number, its kind and the seconds since submission."""
+def counted(number: int, thing: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def event_json(item: Recorded, arrived_s: float) -> str:
+    """One event as a line of JSON, with its number, its kind and the seconds since the arrival."""
     event = item.event
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     kind = event.__struct_config__.tag
-    body = {"n": item.n, "kind": kind, "at_s": round(event.t - submitted_s, 6), **fields}
+    body = {"n": item.n, "kind": kind, "at_s": round(event.t - arrived_s, 6), **fields}
     return json.dumps(body, default=lambda value: {k: getattr(value, k) for k in value.__struct_fields__})
 
 
-def _decode_line(run: Sequence[Recorded], submitted_s: float) -> Line:
+def _decode_line(run: Sequence[Recorded], arrived_s: float) -> Line:
     first, last = run[0], run[-1]
     count = sum(len(item.event.token_ids) for item in run if isinstance(item.event, Tokens))
     text = "".join(item.event.text for item in run if isinstance(item.event, Tokens))
@@ -120,7 +139,7 @@ def _decode_line(run: Sequence[Recorded], submitted_s: float) -> Line:
     pause = f", longest pause {1000 * longest:.0f} ms" if len(run) > 1 else ""
     choices = {item.event.choice for item in run if isinstance(item.event, Tokens)}
     what = f": {_quoted(text)}" if len(choices) == 1 else f" of {len(choices)} choices"
-    return Line(first.n, last.n, first.event.t - submitted_s, f"decode: {count} tokens{pace}{pause}{what}")
+    return Line(first.n, last.n, first.event.t - arrived_s, f"decode: {counted(count, 'token')}{pace}{pause}{what}")
 
 
 def _quoted(text: str, most: int = 60) -> str:

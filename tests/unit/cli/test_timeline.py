@@ -64,6 +64,20 @@ def test_a_run_of_tokens_is_one_line_and_a_failover_is_shown() -> None:
     assert "3 prompt tokens (0 cached), 4 completion tokens" in lines[7]
 
 
+def test_a_handover_is_no_takeover_and_one_clock_tells_all_times() -> None:
+    history = recorded(
+        Started(epoch=1, t=100.1, worker="a", queue_s=0.1),
+        Milestone(epoch=1, t=101.0, what="handed_over"),
+        Started(epoch=3, t=102.0, worker="b", resumed_from=2),
+        Started(epoch=4, t=105.0, worker="c", resumed_from=3),
+    )
+    first, _, handed, taken = timeline(REQUEST, history, 100.0, is_detailed=False)
+    assert str(first).startswith("    +0.100s")
+    assert first.text.endswith("0.100 s after its arrival")
+    assert handed.text == "continued by b under epoch 3, goes on after event 2 (handed over)"
+    assert taken.text == "taken over by c under epoch 4, goes on after event 3"
+
+
 def test_every_event_is_a_line_when_detailed() -> None:
     assert len(texts(is_detailed=True)) == len(HISTORY)
 
