@@ -19,6 +19,7 @@ from pydantic import Field
 from cli.groups import LOG_READERS
 from cli.inspect import read_request
 from cli.local_log import opened_log
+from cli.timeline import counted
 from common.config import Flags, Loaded, Settings, load
 from common.events import EngineRequest, Recorded, Started
 from common.request_state import RequestState, fold
@@ -28,6 +29,8 @@ from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings
 from engine_worker.sequence import Sequence as EngineSequence
 
 EXIT_DIFFERENT: Final = 1
+# What the fingerprint covers beside the weights.
+FORMAT_FLAGS: Final = ("--dtype", "--quantization", "--kv-cache-dtype", "--model-impl", "--backend", "--native-target")
 
 
 class ReplaySettings(Settings):
@@ -76,7 +79,7 @@ def main(argv: Sequence[str], prog: str) -> int:
         print(_in_words(item, tokenizer))
     if not differences:
         count = sum(len(choice.token_ids) for choice in state.choices.values())
-        print(f"identical: {count} tokens in {len(state.choices)} choices")
+        print(f"identical: {counted(count, 'token')} in {counted(len(state.choices), 'choice')}")
     return EXIT_DIFFERENT if differences else 0
 
 
@@ -87,12 +90,14 @@ async def _read(loaded: Loaded, request_id: str) -> tuple[EngineRequest, list[Re
 
 
 def fingerprint_lines(events: Sequence[Recorded], own: str) -> Iterator[str]:
-    """What is known of the weights on both sides."""
+    """What is known on both sides of the weights and of all else that a fingerprint covers."""
     recorded = {item.event.weights_fingerprint for item in events if isinstance(item.event, Started)}
     if recorded <= {own}:
-        yield f"weights   {own[:16]}, the same as recorded"
+        yield f"weights and format {own[:16]}, the same as recorded"
     else:
-        yield f"weights   {own[:16]}, recorded {', '.join(sorted(name[:16] for name in recorded))}: NOT the same"
+        theirs = ", ".join(sorted(name[:16] for name in recorded))
+        yield f"weights and format {own[:16]}, recorded {theirs}: NOT the same weights, or not computed in the same way"
+        yield f"  give replay the model and what the worker had of {', '.join(FORMAT_FLAGS)}"
 
 
 def replay(assembly: Assembly, request: EngineRequest, state: RequestState) -> dict[int, tuple[int, ...]]:

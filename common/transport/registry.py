@@ -163,8 +163,9 @@ class Registry:
             if is_other and record.is_live and record.worker != worker:
                 raise ConfigError(
                     f"model {card.name!r} is served by worker {record.worker} with other weights "
-                    f"({record.weights_fingerprint[:12]}, here {card.weights_fingerprint[:12]}): "
-                    "requests could not move between them; give this one another name"
+                    f"or in another format ({record.weights_fingerprint[:12]}, here {card.weights_fingerprint[:12]}): "
+                    "requests could not move between them; give both the same model, --dtype, --quantization, "
+                    "--kv-cache-dtype and kernels, or this one another --served-model-name"
                 )
 
     async def _put_blob(self, sha256: str, content: bytes) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cli.replay import Difference, compare, fingerprint_lines
+from cli.replay import FORMAT_FLAGS, GROUPS, Difference, compare, fingerprint_lines
+from common.config_fields import settings_of
 from common.events import Recorded, Started
 from common.request_state import ChoiceState, RequestState
 
@@ -19,5 +20,12 @@ def test_the_first_difference_of_each_choice_is_named() -> None:
 
 def test_other_weights_are_said() -> None:
     events = [Recorded(1, Started(epoch=1, t=0.0, worker="w", weights_fingerprint="abc"))]
-    assert list(fingerprint_lines(events, "abc")) == ["weights   abc, the same as recorded"]
-    assert list(fingerprint_lines(events, "xyz")) == ["weights   xyz, recorded abc: NOT the same"]
+    assert list(fingerprint_lines(events, "abc")) == ["weights and format abc, the same as recorded"]
+    differ, hint = fingerprint_lines(events, "xyz")
+    assert differ == "weights and format xyz, recorded abc: NOT the same weights, or not computed in the same way"
+    assert "--kv-cache-dtype" in hint
+
+
+def test_the_flags_that_are_named_are_there() -> None:
+    flags = {setting.flag for group in GROUPS for setting in settings_of("", group)}
+    assert set(FORMAT_FLAGS) <= flags
