@@ -151,7 +151,8 @@ class Supervisor:
             raise ChildFailed(f"{name} could not be started: {words or f'{how}; its own message is above'}")
         if self._clock() - child.started_at > HEALTHY_S:
             child.backoff_s = FIRST_BACKOFF_S
-        self._say(f"{name} died ({words or how}), restarting in {child.backoff_s:g} s")
+        what = "has ended" if process.returncode == 0 else "died"
+        self._say(f"{name} {what} ({words or how}), restarting in {child.backoff_s:g} s")
         child.due_at = self._clock() + child.backoff_s
         child.backoff_s = min(2 * child.backoff_s, MAX_BACKOFF_S)
 

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from common import last_words
 from common.telemetry.logging import get_logger
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.tracing import Tracing
@@ -57,6 +58,7 @@ class Worker:
         self.name = worker_name(settings.worker)
         self._end_process = end_process
         self._signals = 0
+        self._hands_over = False
         self._step_loop = StepLoop(
             engine,
             Commands(),
@@ -96,7 +98,11 @@ class Worker:
         self._io.engine_halted()
         self._io.join()
         _ignore_handover()
-        return EXIT_OK if self._io.failure is None else EXIT_FAILED
+        if self._io.failure is not None:
+            return EXIT_FAILED
+        if self._hands_over:
+            last_words.leave("its requests are handed over")
+        return EXIT_OK
 
     def _lease_lost(self, reason: str) -> None:
         """The requests belong to others now, and the main thread may hang: there is nothing to tidy up."""
@@ -124,6 +130,7 @@ class Worker:
             self._signals += number in _STOP
             if self._signals > 1:
                 self._end_process(EXIT_FAILED)
+            self._hands_over = self._hands_over or number == signal.SIGUSR1
             self._io.ask_to_stop(handover=number == signal.SIGUSR1)
 
 

@@ -131,6 +131,14 @@ def test_what_a_child_left_as_its_reason_is_told_in_one_line(world: World) -> No
     assert list(world.run_dir.iterdir()) == []
 
 
+def test_a_child_that_ends_in_order_is_started_again_and_has_not_died(world: World) -> None:
+    supervisor = world.start("from common import last_words; last_words.leave('its requests are handed over')")
+    supervisor.all_ready()
+    eventually(lambda: not supervisor.pids())
+    supervisor.check()
+    assert world.said == ["worker-1 has ended (its requests are handed over), restarting in 0.5 s"]
+
+
 def test_a_child_that_never_comes_up_is_given_up(world: World) -> None:
     supervisor = world.start("raise SystemExit(7)")
     for _ in range(2):
