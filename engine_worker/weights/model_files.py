@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -48,7 +48,7 @@ def open_model(source: str, *, load_format: LoadFormat = "auto", revision: str =
             raise UnsupportedModel(f"{path.name} is not a model: give a directory or a .gguf file", param="model")
         return open_gguf(path)
     if source == hub.DEMO:
-        return open_gguf(hub.find_demo_gguf())
+        return replace(open_gguf(hub.find_demo_gguf()), name=hub.DEMO)
     if hub.is_hub_id(source):
         return _open_directory(hub.download(source, revision), load_format, source)
     raise ModelFileMissing(f"there is no model at {source!r}", param="model")

@@ -16,6 +16,7 @@ from engine_worker.config import ComputeSettings, ModelSettings
 from engine_worker.kernels.build import BuildSettings, KernelsUnavailable, TargetName, build
 from engine_worker.runner import building
 from engine_worker.runner.loading import load_engine_model
+from engine_worker.weights.model_import import import_model
 from tests.unit.engine_worker.kernels.native import available_targets, each_target
 from tests.unit.engine_worker.models.tiny_models import make_model
 from tests.unit.engine_worker.runner.small_world import SmallWorld, load
@@ -159,6 +160,17 @@ def test_a_gguf_file_is_held_as_it_is_or_as_asked_for(gguf_file: Path) -> None:
     assert load(gguf_file, quantization="none").quantization == "none"
     # In fp32 the file's four-bit numbers are computed with exactly, packed or dequantised.
     assert _logits(gguf_file, quantization="auto") == _logits(gguf_file, quantization="none")
+
+
+def test_the_demo_is_served_under_the_name_asked_for_with_the_fingerprint_of_its_import(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine_worker.weights.hub.find_demo_gguf", lambda: gguf_file)
+    imported = load(import_model("demo", tmp_path / "imported"))
+    monkeypatch.chdir(tmp_path)
+    demo = load(Path("demo"))
+    assert demo.served_names == ("demo",)
+    assert demo.fingerprint == imported.fingerprint, "workers of either take over from each other"
 
 
 def test_native_and_torch_agree_on_quantised_weights(gguf_file: Path) -> None:
