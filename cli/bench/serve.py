@@ -139,6 +139,7 @@ async def _find_target(session: aiohttp.ClientSession, settings: BenchServeSetti
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with session.get(f"{settings.url.rstrip('/')}/models", headers=headers) as response:
+                _check_status(response.status, settings)
                 listed = (await response.json())["data"]
         except (aiohttp.ClientError, OSError, KeyError, ValueError) as error:
             raise ConfigError(f"url: {settings.url} does not list its models: {error}") from error
@@ -153,6 +154,15 @@ async def _find_target(session: aiohttp.ClientSession, settings: BenchServeSetti
         temperature=settings.bench_temperature,
         extra=settings.extra_body,
     )
+
+
+def _check_status(status: int, settings: BenchServeSettings) -> None:
+    """Raises `ConfigError` for an answer that is no list."""
+    if status in (401, 403):
+        reason = "the key is refused" if settings.bench_api_key.get_secret_value() else "a key is needed"
+        raise ConfigError(f"bench_api_key: {settings.url} answers {status}: {reason} (--api-key)")
+    if status != 200:
+        raise ConfigError(f"url: {settings.url} does not list its models: HTTP {status}")
 
 
 async def _template_tokens(session: aiohttp.ClientSession, target: Target, prose: Prose) -> int:

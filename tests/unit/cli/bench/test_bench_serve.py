@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 
 from cli.bench.figures import Objective, Outcome, percentile, summarise
 from cli.bench.report import table, timeline_svg
@@ -134,3 +135,32 @@ def test_goodput_counts_only_requests_within_every_bound() -> None:
     assert figures.goodput_per_s == pytest.approx(1.0)
     assert figures.requests_per_s == pytest.approx(2.0)
     assert figures.errors == {"HTTP 500": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "message"),
+    [
+        (401, "", "bench_api_key: {url} answers 401: a key is needed (--api-key)"),
+        (401, "wrong", "bench_api_key: {url} answers 401: the key is refused (--api-key)"),
+        (404, "", "url: {url} does not list its models: HTTP 404"),
+    ],
+)
+async def test_a_server_that_does_not_list_its_models_is_told_with_its_reason(
+    status: int, key: str, message: str
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    application = web.Application()
+    application.router.add_get("/v1/models", refuse)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        with pytest.raises(ConfigError) as caught:
+            await run(BenchServeSettings(url=url, bench_api_key=SecretStr(key)))
+    finally:
+        await runner.cleanup()
+    assert caught.value.message == message.format(url=url)
