@@ -176,7 +176,7 @@ def _readers(group: type[Settings]) -> str:
 def _row(setting: Setting) -> str:
     flags = ", ".join(f"`{flag}`" for flag in setting.flags)
     if setting.names.positional:
-        flags = f"`{setting.name.upper()}`, {flags}"
+        flags = f"`{setting.bare_word}`, {flags}"
     variables = ", ".join(f"`{variable}`" for variable in setting.variables)
     bounds = _cell("; ".join(part for part in (setting.type_name, setting.bounds) if part))
     return f"| {flags} | {variables} | {_cell(setting.shown_default())} | {bounds} | {_cell(setting.description)} |"

@@ -53,6 +53,11 @@ class Setting:
         return (self.flag, *self.names.flags)
 
     @property
+    def bare_word(self) -> str:
+        """What stands for the bare argument: the name that people know it by."""
+        return self.flags[-1].removeprefix("--").replace("-", "_").upper()
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """In order of precedence."""
         return (self.variable, *self.names.variables)
@@ -70,7 +75,9 @@ class Setting:
             return "on" if self.default else "off"
         if isinstance(self.default, tuple | list):
             return ", ".join(str(item) for item in self.default)
-        return "***" if self.is_secret else redacted(str(self.default))
+        if self.is_secret:
+            return "***" if str(self.default) else "none"
+        return redacted(str(self.default))
 
 
 def variable_of(name: str) -> str:
@@ -134,7 +141,7 @@ def _kind(annotation: Any) -> Kind:
 def _type_name(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Literal:
-        return "|".join(str(choice) for choice in get_args(annotation))
+        return "|".join(str(choice) for choice in get_args(annotation) if choice != "")
     if _kind(annotation) == "list":
         inner = [part for part in get_args(annotation) if part is not Ellipsis]
         return f"list of {_type_name(inner[0])}" if inner else "list"

@@ -44,11 +44,15 @@ def build_parser(
     settings: Sequence[Setting], titles: Mapping[str, str], *, prog: str, description: str
 ) -> argparse.ArgumentParser:
     """Every setting as a flag, in one help group a section."""
-    bare = "".join(f"[{setting.name.upper()}] " for setting in settings if setting.names.positional)
+    bare = "".join(
+        f"{setting.bare_word} " if setting.required else f"[{setting.bare_word}] "
+        for setting in settings
+        if setting.names.positional
+    )
     parser = _Parser(
         prog=prog,
         usage=f"{prog} {bare}[options]",
-        description=description,
+        description=description.replace("``", ""),  # module docstrings are marked up for other readers
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Each flag may also be set by its variable or in a TOML file; see --config ({CONFIG_VARIABLE}).",
@@ -188,6 +192,6 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
         )
         return
     if setting.names.positional:
-        group.add_argument(_bare_name(setting), metavar=setting.name.upper(), nargs="?", help=text)
+        group.add_argument(_bare_name(setting), metavar=setting.bare_word, nargs="?", help=text)
     action = "append" if setting.kind == "list" else "store"
     group.add_argument(*setting.flags, dest=setting.name, default=None, help=text, action=action, metavar=metavar)

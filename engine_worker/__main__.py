@@ -1,4 +1,4 @@
-"""``python -m engine_worker`` and ``headrace worker``: one model on this machine, fed from the log."""
+"""One engine worker: one model on this machine, fed from the log."""
 
 from __future__ import annotations
 

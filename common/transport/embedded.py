@@ -37,18 +37,18 @@ _PR_SET_PDEATHSIG: Final = 1
 class EmbeddedSettings(Settings):
     """The embedded server."""
 
-    data_dir: Path = Field(default=Path("headrace-data"), description="Where the embedded server keeps its log")
+    data_dir: Path = Field(default=Path("headrace-data"), description="Where the embedded server keeps its log.")
     embedded_binary: Path | None = Field(
-        default=None, description="valkey-server or redis-server (>= 7.0) to run instead of the packaged one"
+        default=None, description="valkey-server or redis-server (>= 7.0) to run instead of the packaged one."
     )
     embedded_fsync: Literal["everysec", "always"] = Field(
-        default="everysec", description="When the log reaches the disk; strict durability needs always"
+        default="everysec", description="When the log reaches the disk; strict durability needs always."
     )
     embedded_port: int = Field(
-        default=0, ge=0, le=65535, description="Loopback TCP port of the embedded server; 0: unix socket only"
+        default=0, ge=0, le=65535, description="Loopback TCP port of the embedded server; 0: unix socket only."
     )
     embedded_max_memory_mb: int = Field(
-        default=0, ge=0, le=1_048_576, description="Memory limit of the embedded server; 0: none"
+        default=0, ge=0, le=1_048_576, description="Memory limit of the embedded server; 0: none."
     )
 
 

@@ -37,3 +37,9 @@ def test_every_setting_says_what_it_means() -> None:
 
 def _section(class_name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name.removesuffix("Settings")).lower()
+
+
+def test_every_setting_is_described_in_a_sentence() -> None:
+    rows = [line for line in PAGES["docs/configuration.md"]().splitlines() if line.startswith("| `")]
+    assert rows
+    assert [row for row in rows if not row.endswith((". |", "? |"))] == []

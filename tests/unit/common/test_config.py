@@ -204,6 +204,24 @@ class TestShowing:
         assert "--no-fan" in oven
         assert "--lock-code secret" in door
 
+    def test_help_is_plain_text_and_shows_what_is_required_without_brackets(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        class BakingSettings(Settings):
+            """What is baked."""
+
+            baked_cake: Annotated[str, Flags(("--cake",), positional=True)] = Field(description="Name of the cake.")
+            shop: Annotated[str, Flags(positional=True)] = Field("", description="Where it is sold.")
+            code: SecretStr = Field(SecretStr(""), description="Opens the shop.")
+            size: Literal["", "S", "L"] = Field("", description="Size.")
+
+        with pytest.raises(SystemExit):
+            load([BakingSettings], ["--help"], environ={}, prog="bake", description="``bake CAKE``: bakes it.")
+        text = capsys.readouterr().out
+        assert text.startswith("usage: bake CAKE [SHOP] [options]\n\nbake CAKE: bakes it.\n")
+        assert "[none] [HEADRACE_CODE]" in " ".join(text.split())
+        assert "--size S|L" in text
+
     def test_a_child_process_gets_the_same_values_through_its_environment(self) -> None:
         loaded = read(
             "cake", "--no-fan", "--shelf-names", '["a,b"]', "--weights", '{"a": 2}', "--lock-code", "x", "--keys", "y"
