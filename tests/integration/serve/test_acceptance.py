@@ -164,7 +164,7 @@ async def test_a_request_is_inspected_and_replayed_from_its_events_alone(served:
         exact = ("--dtype", "float32", "--quantization", "none", "--kv-cache-memory-bytes", str(1 << 30))
         replayed = await headrace(environ, "replay", request_id, str(demo_model_dir()), *exact)
         assert "the same as recorded" in replayed
-        assert "identical: 24 tokens in 1 choices" in replayed
+        assert "identical: 24 tokens in 1 choice" in replayed
     finally:
         log.stop()
 
