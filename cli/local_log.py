@@ -4,7 +4,6 @@ which has no end, reads no such log: it would keep a serve from being started.""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from cli.groups import LocalLogSettings
 from common.config import Loaded
 from common.errors import ConfigError, LogUnavailable
 from common.transport import EmbeddedServer, EmbeddedSettings, LogClient, RedisSettings
+from common.transport.embedded import try_lock
 
 SERVE_FILE: Final = "serve.json"
 _AOF: Final = "appendonlydir"  # in the directory of a server that has run
@@ -44,7 +44,7 @@ def locked(state_dir: Path, *, patience_s: float = 0.0) -> Iterator[Path]:
         raise ConfigError(f"state_dir: cannot be used: {error.strerror}, got {str(path)!r} (--state-dir)") from error
     with lock:
         give_up_at = time.monotonic() + patience_s
-        while not _try_lock(lock.fileno()):
+        while not try_lock(lock.fileno()):
             if time.monotonic() >= give_up_at:
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
@@ -145,11 +145,3 @@ def _announced_url(state_dir: Path) -> str:
         return url if url and Path(url.removeprefix("unix://")).is_socket() else ""
     except (OSError, ValueError, AttributeError):
         return ""
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -74,7 +74,7 @@ class EmbeddedServer:
         path = _socket_path(directory)
         deadline = time.monotonic() + timeout_s
         with (directory / "lock").open("a+b") as lock:
-            while not _try_lock(lock.fileno()):
+            while not try_lock(lock.fileno()):
                 # Somebody's server is there, or is just starting or stopping.
                 if (pid := _pid_of_ready_server(path)) is not None:
                     return cls(url=f"unix://{path}", pid=pid, is_ours=False)
@@ -145,7 +145,8 @@ def _socket_path(directory: Path) -> Path:
     return short / "server.sock"
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Whether an exclusive lock on the open file is held now; another process may hold it. Never waits."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
