@@ -22,11 +22,11 @@ struct Split {
 struct Schedule {
   std::vector<Item> items;
   std::vector<Split> splits;
-  long parts = 0;
+  long parts = 0, most_rows = 0;
 };
 static void make_schedule(Schedule& out, const Shape& s, const Step& step, int threads) {
   const long G = s.heads / s.kv_heads;
-  out.items.clear(), out.splits.clear(), out.parts = 0;
+  out.items.clear(), out.splits.clear(), out.parts = out.most_rows = 0;
   auto tiles = [&](auto f) {
     for (long i = 0; i < step.sequences; i++) {
       const long queries = step.query_start[i + 1] - step.query_start[i], before = step.seq_lens[i] - queries;
@@ -38,7 +38,10 @@ static void make_schedule(Schedule& out, const Shape& s, const Step& step, int t
     }
   };
   long chunks = 0;
-  tiles([&](long, long, long, long c0, long c1) { chunks += (c1 - c0) * s.kv_heads; });
+  tiles([&](long, long, long rows, long c0, long c1) {
+    chunks += (c1 - c0) * s.kv_heads;
+    out.most_rows = std::max(out.most_rows, rows);
+  });
   const long most = std::max<long>(1, chunks / (threads * 4L));
   tiles([&](long i, long r, long rows, long c0, long c1) {
     const bool split = threads > 1 && c1 - c0 > most;
@@ -69,6 +72,11 @@ static void plan_attention(AttentionScratch& s, const Shape& shape, const Step& 
   if ((long)s.parts.size() < s.schedule.parts) s.parts.resize(s.schedule.parts);
   float* p = s.part_values.at_least(s.schedule.parts * MAX_ROWS * width + 1);
   for (long i = 0; i < s.schedule.parts; i++) s.parts[i].o = p + i * MAX_ROWS * width;
+}
+static void keep(const Part& from, int rows, long width, Part& to) {
+  std::copy(from.m, from.m + rows, to.m);
+  std::copy(from.l, from.l + rows, to.l);
+  std::copy(from.o, from.o + rows * width, to.o);
 }
 template <class T>
 static void finish_tile(const Part& p, const Item& it, const Shape& s, const Step& step, long width, T* out) {
@@ -105,7 +113,8 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
   sum.o = sum_o, tmp.o = tmp_o;
   const std::vector<Item>& items = a.schedule.items;
   const long n = (long)items.size();
-  team.each_ahead(n, [&](long i, long then) {
+  const Patience patience = Patience::of_products(4. * a.schedule.most_rows * CHUNK * width);
+  team.each_ahead(n, patience, [&](long i, long then, Hold& hold) {
     const Item& it = items[i];
     Tile<C> x{q, c, table_of(step, it.sequence), it.head, s.scale, s.cap, (s.cap > 0 ? 1.f : s.scale) * LOG2_E, {}, {}};
     const long start = step.query_start[it.sequence], before = tokens_before(step, it.sequence);
@@ -119,10 +128,13 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
       x.see.end[r] = before + token + 1;
       x.see.low[r] = s.window ? std::max<long>(0, x.see.end[r] - s.window) : 0;
     }
-    if (it.part != Item::NONE) {
-      for (int k = it.chunk0; k < it.chunk1; k++) {
+    if (it.part != Item::NONE) {  // a run is a chunk
+      for (int k = it.chunk0 + (int)hold.first_run; k < it.chunk1; k++) {
         x.coming = coming(k);
-        chunk(x, it.rows, k, a.parts[it.part + k - it.chunk0]);
+        chunk(x, it.rows, k, tmp);
+        if (!hold.store()) return;
+        keep(tmp, it.rows, width, a.parts[it.part + k - it.chunk0]);
+        if (k + 1 < it.chunk1) hold.stored();
       }
       return;
     }
@@ -130,8 +142,9 @@ static void attention(Team& team, AttentionScratch& a, const T* qkv, const Shape
       x.coming = coming(k);
       chunk(x, it.rows, k, k == it.chunk0 ? sum : tmp);
       if (k > it.chunk0) fold(sum, tmp, it.rows, width);
+      hold.beat();
     }
-    finish_tile(sum, it, s, step, width, out);
+    if (hold.store()) finish_tile(sum, it, s, step, width, out);
   });
   if (a.schedule.splits.empty()) return;
   team.sync();

@@ -1,6 +1,7 @@
 // The paged KV cache, and the rotary embedding with the write into it.
 #pragma once
 #include "bytes.h"
+#include "team.h"
 
 namespace headrace {
 

@@ -1,6 +1,7 @@
 // Linear layers over packed weights: the form activations take, the epilogues, and the sharing out of the work.
 #pragma once
 #include "microkernels.h"
+#include "team.h"
 
 namespace headrace {
 
@@ -93,6 +94,7 @@ struct Input {
 struct Scratch {  // of the calling thread, shared by its team
   Buffer<float> dense;
   Buffer<Group> groups;
+  long copy = 0;  // values of a thread's own copy, the same in all jobs: a late thread shall write into its own
 };
 template <class T>
 struct Prepared {  // what the micro-kernels read
@@ -104,10 +106,11 @@ template <class T>
 static bool is_ready(const Input& in, const Linear& w) {
   return w.kind == (std::is_same_v<T, float> ? F32 : BF16) && !in.norm && w.k == w.padded_k;
 }
-// Where the prepared rows will be; `copies` of them when each thread makes its own
+// Where the prepared rows will be; `copies` of them, `s.copy` values apart, when each thread makes its own
 template <class T>
 static Prepared<T> place(Scratch& s, const Input& in, const Linear& w, long M, int copies) {
-  const long n = M * w.padded_k * copies;
+  if (copies > 1 && M * w.padded_k > s.copy) s.copy = M * w.padded_k;
+  const long n = copies > 1 ? s.copy * copies : M * w.padded_k;
   Prepared<T> p;
   p.ld = w.padded_k;
   if (is_ready<T>(in, w)) p.dense = (const T*)in.x;
@@ -116,10 +119,10 @@ static Prepared<T> place(Scratch& s, const Input& in, const Linear& w, long M, i
   return p;
 }
 template <class T>
-static INLINE Prepared<T> rows_from(const Prepared<T>& p, long row, long padded_k) {
+static INLINE Prepared<T> from_value(const Prepared<T>& p, long value) {
   Prepared<T> r = p;
-  if (p.dense) r.dense += row * padded_k;
-  else r.groups += row * padded_k / 32;
+  if (p.dense) r.dense += value;
+  else r.groups += value / 32;
   return r;
 }
 // Up to four groups at once: what is one number for a group costs no more for four. at(i) reads the values from i on.
@@ -203,6 +206,19 @@ static void prepare_row(const Input& in, const Linear& w, const Prepared<T>& p, 
 struct Place {  // rows m0 .. m0 + M - 1 of one tile; the tile that this thread works on next
   long m0, M, tile, next;
 };
+// Computes and stores the rows of a tile, run by run: multiply(acc, row, run, runs), for as long as the hold lasts
+template <int MAX, class T, class F>
+static INLINE void runs_of_tile(const Place& at, const Target<T>& t, Hold& hold, F multiply) {
+  over_rows<MAX>(at.M, [&](auto rows, long m, long run, long runs) {
+    constexpr int MR = decltype(rows)::value;
+    if (run < hold.first_run || hold.is_lost) return;
+    Vec acc[PANELS][MR][2];
+    multiply(acc, rows, m, run, runs);
+    if (!hold.store()) return;
+    finish<T, MR>(t, at.m0 + m, at.tile, acc);
+    if (run + 1 < runs) hold.stored();
+  });
+}
 // The next tile's share of one of the runs over this one. One row alone needs none: it reads memory as fast as it comes.
 static INLINE Ahead<2> share_of(const void* next, long bytes, const Place& at, const void* cached, long run, long runs) {
   const long shares = std::min(runs, 4L);
@@ -210,36 +226,32 @@ static INLINE Ahead<2> share_of(const void* next, long bytes, const Place& at, c
   return {(const char*)next + bytes / shares * run, 64 / shares};
 }
 template <class T>
-static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+static void dense_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t, Hold& hold) {
   const long size = 32 * w.padded_k;
   const T *B = (const T*)w.values + at.tile * size, *next = (const T*)w.values + at.next * size;
-  over_rows<DENSE_ROWS<T>>(at.M, [&](auto rows, long m, long run, long runs) {
-    constexpr int MR = decltype(rows)::value;
+  runs_of_tile<DENSE_ROWS<T>>(at, t, hold, [&](auto& acc, auto rows, long m, long run, long runs) {
     const T* A = x.dense + (at.m0 + m) * x.ld;
-    Vec acc[PANELS][MR][2] = {};
-    multiply_tile<MR>(A, x.ld, B, share_of(next, size * sizeof(T), at, A, run, runs), w.padded_k, acc);
-    finish<T, MR>(t, at.m0 + m, at.tile, acc);
+    for (auto& panel : acc)
+      for (auto& row : panel) row[0] = row[1] = zero();
+    multiply_tile<decltype(rows)::value>(A, x.ld, B, share_of(next, size * sizeof(T), at, A, run, runs), w.padded_k, acc);
   });
 }
 template <class T, Format F>
-static void quantized_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+static void quantized_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t, Hold& hold) {
   const long G = w.padded_k / 32, size = G * group_bytes(F);
   const uint8_t *B = (const uint8_t*)w.values + at.tile * size, *next = (const uint8_t*)w.values + at.next * size;
-  over_rows<QUANTIZED_ROWS>(at.M, [&](auto rows, long m, long run, long runs) {
-    constexpr int MR = decltype(rows)::value;
+  runs_of_tile<QUANTIZED_ROWS>(at, t, hold, [&](auto& acc, auto rows, long m, long run, long runs) {
     const Group* A = x.groups + (at.m0 + m) * G;
-    Vec acc[PANELS][MR][2];
-    multiply<F, MR>(A, B, share_of(next, size, at, A, run, runs), G, acc);
-    finish<T, MR>(t, at.m0 + m, at.tile, acc);
+    multiply<F, decltype(rows)::value>(A, B, share_of(next, size, at, A, run, runs), G, acc);
   });
 }
 template <class T>
-static void one_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t) {
+static void one_tile(const Prepared<T>& x, const Linear& w, const Place& at, const Target<T>& t, Hold& hold) {
   switch (w.kind) {
-    case Q8: return quantized_tile<T, INT8>(x, w, at, t);
-    case Q4: return quantized_tile<T, INT4>(x, w, at, t);
-    case Q4_SYM: return quantized_tile<T, INT4_SYM>(x, w, at, t);
-    default: return dense_tile(x, w, at, t);
+    case Q8: return quantized_tile<T, INT8>(x, w, at, t, hold);
+    case Q4: return quantized_tile<T, INT4>(x, w, at, t, hold);
+    case Q4_SYM: return quantized_tile<T, INT4_SYM>(x, w, at, t, hold);
+    default: return dense_tile(x, w, at, t, hold);
   }
 }
 
@@ -259,14 +271,16 @@ struct Job {
   const Linear* w;
   Target<T> target;
   Prepared<T> rows;
+  long copy;  // values from one thread's copy of the rows to the next one's
   bool ready, own_copies;
 };
 template <class T>
 static Job<T> make_job(Scratch& s, int threads, const Input& in, long M, const Linear& w, void* out, long epilogue) {
   const bool gated = epilogue == SILU_MUL || epilogue == GELU_MUL;
   const long columns = gated ? w.n / 2 : w.n;
-  Job<T> j{in, M, &w, {out, columns, columns, epilogue, w.bias}, {}, is_ready<T>(in, w), M <= OWN_COPY_TO};
+  Job<T> j{in, M, &w, {out, columns, columns, epilogue, w.bias}, {}, 0, is_ready<T>(in, w), M <= OWN_COPY_TO};
   j.rows = place<T>(s, in, w, M, j.own_copies ? threads : 1);
+  j.copy = s.copy;
   return j;
 }
 // To be followed by a sync, if anything reads the result or reuses the scratch.
@@ -275,7 +289,8 @@ static void run(Team& team, const Job<T>& j) {
   const Linear& w = *j.w;
   Prepared<T> rows = j.rows;
   if (j.own_copies && !j.ready) {
-    rows = rows_from(rows, team.id * j.M, w.padded_k);
+    if (team.is_late()) return;
+    rows = from_value(rows, team.id * j.copy);
     for (long m = 0; m < j.M; m++) prepare_row(j.in, w, rows, m, m);
   } else if (!j.ready) {
     team.each(j.M, 4, [&](long m) { prepare_row(j.in, w, rows, m, m); });
@@ -286,10 +301,11 @@ static void run(Team& team, const Job<T>& j) {
   const long slabs = std::max(own, (j.M + most - 1) / most);
   const long tiles = w.padded_n / 32;
   const long items = slabs * tiles;
-  team.each_ahead(items, [&](long i, long then) {
+  const long rows_of_run = std::min<long>(j.M, DENSE_ROWS<T>);
+  team.each_ahead(items, Patience::of_products(2. * rows_of_run * 32 * w.padded_k), [&](long i, long then, Hold& hold) {
     const long slab = i / tiles, m0 = j.M * slab / slabs, m1 = j.M * (slab + 1) / slabs;
     const long tile = i % tiles, next = then < items ? then % tiles : tile;
-    one_tile(rows, w, Place{m0, m1 - m0, tile, next}, j.target);
+    one_tile(rows, w, Place{m0, m1 - m0, tile, next}, j.target, hold);
   });
 }
 

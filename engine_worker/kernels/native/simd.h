@@ -1,12 +1,6 @@
-// Vector functions on what the target can do (avx512.h, avx2.h), and the team of threads that runs one operator.
+// Vector functions on what the target can do (avx512.h, avx2.h), and memory that grows.
 #pragma once
-#include <linux/futex.h>
-#include <omp.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -104,97 +98,5 @@ struct Buffer {
   Buffer(const Buffer&) = delete;
   ~Buffer() { std::free(p); }
 };
-
-// ---------------------------------------------------------------- threads
-// All threads of a team run the same code: they share out the items of one phase after the other, and wait for each
-// other in sync(). Which thread computes an item never changes a result. Each thread has a range of the items of its
-// own, the same part of all in each phase: what it wrote in one phase is in its cache in the next. Who is through takes
-// items from the others' ranges, since a busy neighbour on the machine makes threads unequal.
-//
-// A waiting thread spins for a moment only and then sleeps: if the one it waits for has lost its CPU to another process,
-// it can have this one. (The OpenMP barrier spins for milliseconds, which made steps ten times slower beside a busy
-// neighbour.)
-static const int SPINS = 2000;  // about 20 us
-static const int MAX_RANGES = 64;
-struct Shared {
-  struct alignas(64) Taken {  // items of a range
-    std::atomic<long> count;
-  };
-  Taken taken[3][MAX_RANGES];
-  alignas(64) std::atomic<int> arrived{0};
-  std::atomic<int> round{0}, sleepers{0};
-  int ranges;
-  explicit Shared(int threads) : ranges(std::min(threads, MAX_RANGES)) {
-    for (int phase = 0; phase < 3; phase++) forget(phase);
-  }
-  void forget(int phase) {
-    for (int r = 0; r < ranges; r++) taken[phase][r].count.store(0, std::memory_order_relaxed);
-  }
-};
-static void wait_for_round_after(Shared& s, int round) {
-  for (int i = 0; i < SPINS; i++) {
-    if (s.round.load(std::memory_order_acquire) != round) return;
-    _mm_pause();
-  }
-  s.sleepers.fetch_add(1);
-  while (s.round.load() == round) syscall(SYS_futex, &s.round, FUTEX_WAIT_PRIVATE, round, nullptr, nullptr, 0);
-  s.sleepers.fetch_sub(1);
-}
-struct Team {
-  Shared& shared;
-  int id, size;
-  long phase = 0;
-
-  // f(i) for 0 <= i < n, taken in runs of `chunk`
-  template <class F>
-  void each(long n, long chunk, F f) {
-    ranges(n, chunk, [&](long from, long to, long) {
-      for (long i = from; i < to; i++) f(i);
-    });
-  }
-  // f(i, next): the thread will work on `next` after i, if nobody else does; n if on none
-  template <class F>
-  void each_ahead(long n, F f) {
-    ranges(n, 1, [&](long i, long to, long end) { f(i, to < end ? to : n); });
-  }
-  // f(from, to, end of the range)
-  template <class F>
-  void ranges(long n, long chunk, F f) {
-    const int R = shared.ranges;
-    for (int r = 0; r < R; r++) {
-      const int range = (id + r) % R;
-      const long begin = n * range / R, end = n * (range + 1) / R;
-      std::atomic<long>& taken = shared.taken[phase % 3][range].count;
-      for (long i; (i = begin + taken.fetch_add(chunk, std::memory_order_relaxed)) < end;) f(i, std::min(end, i + chunk), end);
-    }
-    if (size == 1) shared.forget(phase % 3);  // there is no sync that does
-  }
-  void sync() {
-    if (size == 1) return;
-    // nobody is left in the phase before this one, so its counts can serve the phase after the next
-    if (id == 0) shared.forget((phase + 2) % 3);
-    phase++;
-    const int round = shared.round.load(std::memory_order_relaxed);
-    if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) return wait_for_round_after(shared, round);
-    shared.arrived.store(0, std::memory_order_relaxed);
-    shared.round.store(round + 1);
-    if (shared.sleepers.load()) syscall(SYS_futex, &shared.round, FUTEX_WAKE_PRIVATE, size, nullptr, nullptr, 0);
-  }
-};
-template <class F>
-static void run_team(int threads, F f) {
-  Shared shared(std::max(threads, 1));
-  if (threads <= 1) {
-    Team team{shared, 0, 1};
-    return f(team);
-  }
-#pragma omp parallel num_threads(threads)
-  {
-    // OpenMP may give fewer threads than asked for
-    Team team{shared, omp_get_thread_num(), omp_get_num_threads()};
-    f(team);
-    team.sync();  // before the join, which spins
-  }
-}
 
 }  // namespace headrace
