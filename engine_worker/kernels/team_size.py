@@ -1,28 +1,33 @@
 """How many threads compute a step, learnt from how long steps take.
 
-Threads of a step wait for each other some hundred times. Where another process wants one of their CPUs, all of them
-are as slow as the one that lost it: beside one busy process, two threads on two CPUs took 10 times as long as one.
-And a step that only reads weights is as fast on one thread as on two. The results are the same bits for any number of
-threads, so the number may change from step to step.
+Where a process keeps one of their CPUs busy for long, threads are slower than fewer of them: a step ends when all have
+left it. And a step that only reads weights may be as fast on one thread as on two. The results are the same bits for
+any number of threads, so the number may change from step to step.
+
+The cost of a size is the median of its last steps: the first of all steps meet cold memory, and a shared machine stops
+now and then. Taking a size for worse than it is costs most where it has more threads, so these are tried again sooner.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
-SMOOTHING: Final = 0.25  # weight of the newest measurement
+REMEMBERED: Final = 5  # steps of a size
 MIN_GAIN: Final = 0.9  # more threads must take less than this share of the time: CPUs are wanted by others too
-FIRST_PROBE: Final = 4  # steps until another size is tried first
-PROBE_INTERVAL: Final = 64  # steps between trials of a size that is about as good ...
-MAX_PROBE_INTERVAL: Final = 1000  # ... and of one that is far worse
+FIRST_PROBE: Final = 6  # steps until another size is tried first
+FEWER_INTERVAL: Final = 64  # steps between trials of fewer threads that are about as good ...
+MORE_INTERVAL: Final = 8  # ... and of more; of a size that is twice as slow, four times as many
+MAX_INTERVAL: Final = 500
 
 
 @dataclass(slots=True)
 class _Class:
     """What is known about steps of a similar number of tokens."""
 
-    costs: list[float | None]  # seconds a token for each size
+    costs: list[deque[float]]  # seconds a token of the last steps of each size
     chosen: int  # index into the sizes
     steps_to_probe: int = FIRST_PROBE
     probes_up: bool = False
@@ -50,31 +55,36 @@ class TeamSize:
     def report(self, num_tokens: int, num_threads: int, seconds: float) -> None:
         """A step of ``num_tokens`` took ``seconds`` on ``num_threads``, one of the sizes."""
         known, size = self._class_of(num_tokens), self.sizes.index(num_threads)
-        cost, before = seconds / num_tokens, known.costs[size]
-        is_probe = known.steps_to_probe < 0  # what is known of its size is old
-        known.costs[size] = cost if before is None or is_probe else before + SMOOTHING * (cost - before)
+        is_probe = known.steps_to_probe < 0
         if is_probe:
-            known.steps_to_probe = self._interval(known, size)
-        known.chosen = self._best(known)
+            known.costs[size].clear()  # what is known of it is old
+        known.costs[size].append(seconds / num_tokens)
+        medians = [median(costs) if costs else None for costs in known.costs]
+        if is_probe:
+            known.steps_to_probe = self._interval(medians, known.chosen, size)
+        known.chosen = self._best(medians, known.chosen)
 
-    def _best(self, known: _Class) -> int:
-        best, best_cost = known.chosen, float("inf")
-        for size, cost in enumerate(known.costs):
-            if cost is not None and cost < (MIN_GAIN * best_cost):
+    @staticmethod
+    def _best(medians: list[float | None], chosen: int) -> int:
+        best, best_cost = chosen, float("inf")
+        for size, cost in enumerate(medians):
+            if cost is not None and cost < MIN_GAIN * best_cost:
                 best, best_cost = size, cost
         return best
 
     @staticmethod
-    def _interval(known: _Class, probed: int) -> int:
-        cost, usual = known.costs[probed], known.costs[known.chosen]
+    def _interval(medians: list[float | None], chosen: int, probed: int) -> int:
+        shortest = MORE_INTERVAL if probed > chosen else FEWER_INTERVAL
+        cost, usual = medians[probed], medians[chosen]
         if cost is None or usual is None:
-            return PROBE_INTERVAL
+            return shortest
         worse = max(1.0, cost / usual)
-        return min(MAX_PROBE_INTERVAL, int(PROBE_INTERVAL * worse * worse))
+        return min(MAX_INTERVAL, int(shortest * worse * worse))
 
     def _class_of(self, num_tokens: int) -> _Class:
         key = num_tokens.bit_length()
         known = self._classes.get(key)
         if known is None:
-            known = self._classes[key] = _Class([None] * len(self.sizes), len(self.sizes) - 1)
+            costs = [deque[float](maxlen=REMEMBERED) for _ in self.sizes]
+            known = self._classes[key] = _Class(costs, len(self.sizes) - 1)
         return known
