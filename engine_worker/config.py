@@ -11,7 +11,7 @@ from common.config import Flags, Settings
 
 _MIN_STEP_TOKENS: Final = 16
 # Tokens in a step, and prompt tokens beside decodes. Measured on a CPU (docs/benchmarks.md), a guess on a GPU.
-_CPU_TOKENS: Final = (512, 128)
+_CPU_TOKENS: Final = (512, 256)
 _GPU_TOKENS: Final = (2048, 1024)
 
 
@@ -31,7 +31,7 @@ class SchedulerSettings(Settings):
         ge=0,
         le=1_048_576,
         description="Prompt tokens in a step that also decodes: bounds the pause that prompts put between two tokens "
-        "of the others. 0: 128 on a CPU, 1024 on a GPU.",
+        "of the others. 0: 256 on a CPU, 1024 on a GPU.",
     )
     long_prefill_token_threshold: int = Field(
         512,
