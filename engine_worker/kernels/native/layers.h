@@ -78,7 +78,8 @@ static void run_layers(LayerScratch& s, const Layer* layers, long num_layers, co
                         job(x, l.mlp_norm, *l.gate_up, gated, l.activation),
                         job(gated, nullptr, *l.down, l.after_mlp ? half : x, add(l.after_mlp))};
   };
-  for (long i = 0; i < num_layers; i++) jobs_of(layers[i]);  // makes the scratch large enough for all of them
+  // Makes the scratch large enough for all of them, before threads share it. The first time tells how far apart copies lie.
+  for (long i = 0; i < 2 * num_layers; i++) jobs_of(layers[i % num_layers]);
   plan_schedules(s, layers, num_layers, step, threads);
   run_team(threads, [&](Team& team) {
     for (long i = 0; i < num_layers; i++) {

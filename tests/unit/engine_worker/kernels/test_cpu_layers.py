@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import pytest
@@ -21,7 +22,9 @@ FORMATS = [f for f in get_args(WeightFormat) if f != "auto"]
 HIDDEN, INTERMEDIATE, EPS = 70, 50, 1e-5  # neither is a multiple of 32
 
 
-def make_layers(ops: CpuOps, world: World, windows: list[int | None], *, post_norms: bool) -> list[DecoderLayer]:
+def make_layers(
+    ops: CpuOps, world: World, windows: list[int | None], *, post_norms: bool, intermediate: int = INTERMEDIATE
+) -> list[DecoderLayer]:
     g = torch.Generator().manual_seed(3)
     s = world.shape
 
@@ -37,8 +40,8 @@ def make_layers(ops: CpuOps, world: World, windows: list[int | None], *, post_no
             shape=AttentionShape(s.num_heads, s.num_kv_heads, s.head_size, s.scale, window, s.soft_cap),
             qkv=ops.pack(random(width + 2 * s.num_kv_heads * s.head_size, HIDDEN), torch.randn(2 * width, generator=g)),
             output=ops.pack(random(HIDDEN, width)),
-            gate_up=ops.pack_gate_up(random(INTERMEDIATE, HIDDEN), random(INTERMEDIATE, HIDDEN)),
-            down=ops.pack(random(HIDDEN, INTERMEDIATE)),
+            gate_up=ops.pack_gate_up(random(intermediate, HIDDEN), random(intermediate, HIDDEN)),
+            down=ops.pack(random(HIDDEN, intermediate)),
             attention_norm=norm(HIDDEN),
             mlp_norm=norm(HIDDEN),
             norm_eps=EPS,
@@ -117,6 +120,19 @@ def test_chunks_and_threads_change_no_bit_with_norms_after_each_half(
         results.append(in_one_call(ops, layers, world, steps, x))
     assert results[0].isfinite().all()
     assert torch.equal(results[0], results[1])
+
+
+def test_scratch_does_not_grow_while_threads_share_it() -> None:
+    """Nor where the one linear layer that is wider than the others needs none: its activations are read as they are."""
+    ops = native_ops("bf16", num_threads=8)
+    world = world_of(ops, 2)
+    layers = make_layers(ops, world, [None], post_norms=False, intermediate=4096)
+    x = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(0))
+    steps = [[Piece(0, 0, 1)], [Piece(0, 1, 1)]]
+    want = by_operators(ops, layers, world, steps, x)
+    for _ in range(50):
+        with ThreadPoolExecutor(1) as new_thread:  # has no scratch yet
+            assert torch.equal(new_thread.submit(in_one_call, ops, layers, world, steps, x).result(), want)
 
 
 def test_norms_after_each_half_are_applied() -> None:
