@@ -40,7 +40,7 @@ from common.transport.client import LogClient, RedisSettings
 from common.transport.embedded import EmbeddedServer
 from edge.auth import accepted_keys
 from edge.config import ApiSettings, HttpSettings, StreamSettings
-from engine_worker.config import ComputeSettings, ModelSettings, WorkerSettings
+from engine_worker.config import ComputeSettings, KvCacheSettings, ModelSettings, WorkerSettings
 
 DESCRIPTION: Final = "Serve a model on this machine: a log, workers and edges as child processes of this one."
 DEMO: Final = "demo"
@@ -247,6 +247,8 @@ def _worker_environ(loaded: Loaded, model: str, number: int, metrics_port: int) 
     if loaded[ComputeSettings].num_threads == 0 and loaded[ServeSettings].workers > 1:
         share = max(1, len(os.sched_getaffinity(0)) // loaded[ServeSettings].workers)
         environ["HEADRACE_NUM_THREADS"] = str(share)
+    fraction = loaded[KvCacheSettings].kv_cache_memory_fraction / loaded[ServeSettings].workers
+    environ["HEADRACE_KV_CACHE_MEMORY_FRACTION"] = str(fraction)  # all of them plan before any has filled its cache
     return environ
 
 

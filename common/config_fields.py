@@ -157,7 +157,15 @@ def _type_name(annotation: Any) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
+    signs = {
+        "ge": ">=",
+        "gt": ">",
+        "le": "<=",
+        "lt": "<",
+        "multiple_of": "a multiple of",
+        "min_length": "length >=",
+        "max_length": "length <=",
+    }
     found = [
         f"{sign} {getattr(item, name)}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
     ]

@@ -70,10 +70,10 @@ def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bo
             "without one, use GET /v1/streams/REQUEST_ID",
             param="Last-Event-ID",
         )
-    with_ids = last_event_id is not None or headers.get("x-headrace-resumable", "").lower() in _TRUE
+    with_ids = last_event_id is not None or _header_flag(headers, "X-Headrace-Resumable")
     on_disconnect = headers.get("x-headrace-on-disconnect", "cancel").lower()
     if on_disconnect not in ("cancel", "continue"):
-        raise InvalidRequest("must be cancel or continue", param="X-Headrace-On-Disconnect")
+        raise InvalidRequest("X-Headrace-On-Disconnect must be cancel or continue", param="X-Headrace-On-Disconnect")
     if on_disconnect == "continue":
         grace_s = RUNS_WITHOUT_READER
     else:
@@ -86,7 +86,7 @@ def delivery_of(headers: Headers, settings: StreamSettings, *, is_idempotent: bo
         grace_s=grace_s,
         priority=_priority(headers),
         deadline_s=_deadline_s(headers),
-        with_queue_status=headers.get("x-headrace-queue-status", "").lower() in _TRUE,
+        with_queue_status=_header_flag(headers, "X-Headrace-Queue-Status"),
     )
 
 
@@ -112,6 +112,10 @@ def flag_of(text: str, name: str) -> bool:
     if text.lower() not in _TRUE | _FALSE:
         raise InvalidRequest(f"{name}: must be true or false", param=name)
     return text.lower() in _TRUE
+
+
+def _header_flag(headers: Headers, name: str) -> bool:
+    return flag_of(headers.get(name) or "false", name)
 
 
 def _deadline_s(headers: Headers) -> float | None:

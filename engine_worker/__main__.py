@@ -85,6 +85,8 @@ def _serve(loaded: Loaded, settings: WorkerSettings, tracing: Tracing) -> int:
         model=model.served_names[0],
         seconds=round(model.load_s, 1),
         backend=" ".join(filter(None, (model.backend, model.native_target))),
+        dtype=model.dtype,
+        quantization=model.quantization,
         is_batch_invariant=model.is_batch_invariant,
         kv_cache_dtype=model.kv_cache_dtype,
         kv_cache_tokens=assembly.plan.num_tokens,

@@ -85,7 +85,11 @@ class KvCacheSettings(Settings):
         description="Memory of the KV cache in bytes; 0 = kv_cache_memory_fraction of what is free after the weights.",
     )
     kv_cache_memory_fraction: Annotated[float, Flags(("--memory-fraction",))] = Field(
-        0.5, gt=0, le=0.95, description="Share of the memory left after loading the weights that the KV cache takes."
+        0.5,
+        gt=0,
+        le=0.95,
+        description="Share of the memory left after loading the weights that the KV cache takes; the caches of all "
+        "workers together that `headrace serve` starts.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the blocks of a common prompt prefix.")
 
@@ -222,8 +226,9 @@ class WorkerSettings(Settings):
         1,
         ge=1,
         le=1000,
-        description="Tokens of a stream that go out together. First tokens and ends never wait. Larger: fewer and "
-        "longer chunks, and less work for edge, log and clients, which compete with a model on the same cores.",
+        description="Steps whose tokens go out together, so about as many tokens of a stream. First tokens and ends "
+        "never wait, and take what others have with them. Larger: fewer and longer chunks, and less work for edge, log "
+        "and clients, which compete with a model on the same cores.",
     )
     stats_interval_s: float = Field(
         1.0, ge=0.05, le=60, description="How often the worker's figures are published to the edges."

@@ -32,6 +32,13 @@ def test_a_single_worker_keeps_its_name_and_without_one_each_draws_its_own() -> 
     assert names_of("--workers", "2") == [None, None]
 
 
+def test_the_caches_of_all_workers_together_take_the_share_of_memory_that_is_set() -> None:
+    name = "HEADRACE_KV_CACHE_MEMORY_FRACTION"
+    assert variables("worker", name) == ["0.5"]
+    assert variables("worker", name, "--workers", "2") == ["0.25", "0.25"]
+    assert variables("worker", name, "--workers", "2", "--memory-fraction", "0.8") == ["0.4", "0.4"]
+
+
 def key_with(*argv: str) -> str:
     loaded = load(groups.SERVE, ["some/model", *argv], prog="headrace serve", environ={})
     return plan_children(loaded, "redis://log", "some/model", [8000]).key

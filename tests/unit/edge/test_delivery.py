@@ -69,6 +69,8 @@ def test_a_priority_is_taken_under_both_names(name: str, value: str) -> None:
     [
         ("last_event_id", "soon"),
         ("x_headrace_on_disconnect", "maybe"),
+        ("x_headrace_resumable", "bananas"),
+        ("x_headrace_queue_status", "2"),
         ("x_headrace_priority", "high"),
         ("x_headrace_priority", "9" * 15),
     ],
