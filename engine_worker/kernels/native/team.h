@@ -149,13 +149,14 @@ class Team {
   template <class F>
   void each_ahead(long n, Patience patience, F f) {
     Shared::Member& own = shared_.members[id];
+    const bool shows_hand = size > 1 && n <= (long)hand::ITEMS;
     ranges(n, 1, [&](long i, long to, long end) {
-      Hold hold{size > 1 ? &own : nullptr, hand::of(phase_, i), 0};
-      if (size > 1) own.hand.store(hold.at, std::memory_order_release);
+      Hold hold{shows_hand ? &own : nullptr, hand::of(phase_, i), 0};
+      if (shows_hand) own.hand.store(hold.at, std::memory_order_release);
       f(i, to < end ? to : n, hold);
       if (hold.is_lost) return;
       finished(1);
-      if (size > 1) own.hand.store(hand::IDLE, std::memory_order_release);
+      if (shows_hand) own.hand.store(hand::IDLE, std::memory_order_release);
     });
     if (size > 1) help(patience, [&](long item, Hold& hold) { f(item, n, hold); });
   }
